@@ -1,0 +1,67 @@
+//! What happened, in order.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{GoneReason, SandboxId, State, Timestamp};
+
+/// One line of the event stream. `seq` grows without gaps being promised, never shrinks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    pub seq: i64,
+    pub at: Timestamp,
+    pub sandbox_id: SandboxId,
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// A lifecycle step; `why` is set when the box is gone.
+    State {
+        from: Option<State>,
+        to: State,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<GoneReason>,
+    },
+    /// The server came back and found the box alive.
+    Adopted,
+    /// The kernel killed processes of the box because its memory was used up.
+    OutOfMemory { kills: u64 },
+    /// The end of its time was moved; `None` means it has none.
+    ExpiryChanged { end_at: Option<Timestamp> },
+}
+
+impl EventKind {
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::State { .. } => "state",
+            Self::Adopted => "adopted",
+            Self::OutOfMemory { .. } => "out_of_memory",
+            Self::ExpiryChanged { .. } => "expiry_changed",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_as_one_flat_object() {
+        let event = Event {
+            seq: 7,
+            at: Timestamp::from_millis(0),
+            sandbox_id: "i01234567890123456789".parse().unwrap(),
+            kind: EventKind::State {
+                from: Some(State::Stopping),
+                to: State::Gone,
+                why: Some(GoneReason::Killed),
+            },
+        };
+        let json = serde_json::to_value(&event).unwrap();
+        assert_eq!(json["event"], "state");
+        assert_eq!(json["why"]["reason"], "killed");
+        assert_eq!(serde_json::from_value::<Event>(json).unwrap(), event);
+    }
+}

@@ -1,0 +1,30 @@
+//! The words of Sandkeep: ids, states, limits, requests, records and errors.
+//!
+//! Pure types without I/O. Everything that comes from outside is parsed here once
+//! and travels as a type from then on.
+
+mod error;
+mod event;
+mod id;
+mod isolation;
+mod limits;
+mod name;
+mod page;
+mod sandbox;
+mod secret;
+mod state;
+mod time;
+mod usage;
+
+pub use error::{Code, Error, Result};
+pub use event::{Event, EventKind};
+pub use id::{SandboxId, random_token};
+pub use isolation::{Isolation, IsolationWish};
+pub use limits::{Limits, LimitsWish, human_bytes};
+pub use name::{MAX_METADATA_BYTES, NameError, TemplateName, check_env, check_metadata};
+pub use page::{ListFilter, Order, Page, PageToken};
+pub use sandbox::{CreateSandbox, ENVD_VERSION, Expiry, OnTimeout, Sandbox, Template};
+pub use secret::Secret;
+pub use state::{GoneReason, State};
+pub use time::Timestamp;
+pub use usage::{Sample, Usage};

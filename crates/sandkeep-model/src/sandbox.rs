@@ -1,0 +1,78 @@
+//! A box as the ledger knows it, and the request that makes one.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    GoneReason, Isolation, IsolationWish, Limits, LimitsWish, SandboxId, Secret, State,
+    TemplateName, Timestamp,
+};
+
+/// The envd version our agent fulfils; every feature gate of the SDKs opens at it.
+pub const ENVD_VERSION: &str = "0.6.13";
+
+/// What to do when the time of a box is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnTimeout {
+    #[default]
+    Kill,
+    Pause,
+}
+
+/// How long a box lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expiry {
+    /// Until somebody ends it.
+    Never,
+    After(Duration),
+}
+
+/// A request for a box, parsed and bounded.
+#[derive(Debug, Clone)]
+pub struct CreateSandbox {
+    pub template: TemplateName,
+    pub isolation: IsolationWish,
+    pub limits: LimitsWish,
+    pub expiry: Expiry,
+    pub on_timeout: OnTimeout,
+    pub env: BTreeMap<String, String>,
+    pub metadata: BTreeMap<String, String>,
+    /// The same key with the same request gives the same box.
+    pub idempotency_key: Option<String>,
+}
+
+/// A box: what was asked for and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sandbox {
+    pub id: SandboxId,
+    pub template: TemplateName,
+    pub isolation: Isolation,
+    pub limits: Limits,
+    pub state: State,
+    pub created_at: Timestamp,
+    /// When it began to run for its owner; a pooled box is older than that.
+    pub started_at: Timestamp,
+    /// `None`: it has no end of its own.
+    pub end_at: Option<Timestamp>,
+    pub on_timeout: OnTimeout,
+    pub env: BTreeMap<String, String>,
+    pub metadata: BTreeMap<String, String>,
+    /// What a client of the box's envd must show. Never enters the box.
+    pub access_token: Secret,
+    pub gone: Option<GoneReason>,
+    pub gone_at: Option<Timestamp>,
+    pub oom_kills: u64,
+}
+
+/// What boxes are made from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Template {
+    pub name: TemplateName,
+    pub created_at: Timestamp,
+    /// Bytes on disk as counted when it was made.
+    pub size_bytes: u64,
+    /// Where it came from, in words: `mmdebstrap bookworm`, `import root.tar`.
+    pub origin: String,
+}
