@@ -27,14 +27,29 @@ pub struct Check {
 
 impl Check {
     pub fn ok(name: &str, found: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), verdict: Verdict::Ok, found: found.into(), fix: None }
+        Self {
+            name: name.to_owned(),
+            verdict: Verdict::Ok,
+            found: found.into(),
+            fix: None,
+        }
     }
 
     pub fn warning(name: &str, found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), verdict: Verdict::Warning, found: found.into(), fix: Some(fix.into()) }
+        Self {
+            name: name.to_owned(),
+            verdict: Verdict::Warning,
+            found: found.into(),
+            fix: Some(fix.into()),
+        }
     }
 
     pub fn missing(name: &str, found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), verdict: Verdict::Missing, found: found.into(), fix: Some(fix.into()) }
+        Self {
+            name: name.to_owned(),
+            verdict: Verdict::Missing,
+            found: found.into(),
+            fix: Some(fix.into()),
+        }
     }
 }

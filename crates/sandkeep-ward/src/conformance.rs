@@ -1,0 +1,1 @@
+//! The suite every ward must pass.
