@@ -1,1 +1,10 @@
+//! The life of boxes: create, pool, expire, adopt after a crash, sweep.
+//!
+//! The keeper decides whether something may happen in the state a box is in, lets vault
+//! and ward do it, and writes it to the ledger before and after.
 
+mod config;
+mod keeper;
+
+pub use config::{KeeperConfig, Limiting, PoolConfig};
+pub use keeper::{BoxView, HostReport, Keeper, LevelReport};

@@ -1,0 +1,31 @@
+use std::time::Duration;
+
+use sandkeep_model::{Limits, TemplateName};
+
+/// How the keeper of one server behaves.
+#[derive(Debug, Clone)]
+pub struct KeeperConfig {
+    pub limits: Limiting,
+    pub pool: PoolConfig,
+    /// At most this many boxes at once, pooled ones included.
+    pub max_boxes: usize,
+    /// The longest time a box may be given; `None` lets a box have no end.
+    pub max_lifetime: Option<Duration>,
+    /// How long rows of boxes that are gone, and their events, are kept.
+    pub keep_history: Duration,
+}
+
+/// What a box gets that asks for nothing, and the most any box may ask for.
+#[derive(Debug, Clone, Copy)]
+pub struct Limiting {
+    pub default: Limits,
+    pub most: Limits,
+}
+
+/// The boxes that wait, already started, for somebody to want one.
+#[derive(Debug, Clone)]
+pub struct PoolConfig {
+    /// 0: no pool; boxes left in the ledger by an earlier server are ended.
+    pub size: usize,
+    pub template: TemplateName,
+}
