@@ -1,0 +1,22 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from sandkeep_server import Server  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def server():
+    """One server for the whole run; tests that end it start it again themselves."""
+    if os.geteuid() != 0:
+        pytest.exit("the tests make namespaces and mounts: run them as root (`sudo script/test`)", returncode=1)
+    server = Server("--pool-size", "3").start()
+    yield server
+    if server.process is None or server.process.poll() is not None:
+        server.start()
+    server.end_boxes()
+    server.stop()
