@@ -1,0 +1,63 @@
+//! The host's own calls.
+
+use http::StatusCode;
+use sandkeep_agent_api::host::{
+    INIT_PATH, InitRequest, LOGS_PATH, ListeningPort, LogEntry, LogsResponse, Metrics, PORTS_PATH,
+    PortsResponse, WARM_PATH,
+};
+use sandkeep_model::Result;
+
+use crate::{
+    Agent, error,
+    unary::{get, json, parse, post},
+};
+
+impl Agent {
+    /// Tells the box who it is.
+    pub async fn init(&mut self, request: &InitRequest) -> Result<()> {
+        let until = self.until();
+        let request = post(INIT_PATH, "application/json", json(request)?)?;
+        self.whole(request, until).await?;
+        Ok(())
+    }
+
+    /// Reads what a first command needs into memory.
+    pub async fn warm(&mut self) -> Result<()> {
+        let until = self.until();
+        let request = post(WARM_PATH, "application/json", json(&serde_json::json!({}))?)?;
+        self.whole(request, until).await?;
+        Ok(())
+    }
+
+    /// Whether the agent answers at all.
+    pub async fn health(&mut self) -> Result<()> {
+        let until = self.until();
+        let response = self.head(get("/health")?, until).await?;
+        if response.status() == StatusCode::NO_CONTENT {
+            return Ok(());
+        }
+        Err(error::nonsense("no 204 when asked for its health"))
+    }
+
+    /// Who listens in the box.
+    pub async fn ports(&mut self) -> Result<Vec<ListeningPort>> {
+        let until = self.until();
+        let bytes = self.whole(get(PORTS_PATH)?, until).await?;
+        Ok(parse::<PortsResponse>(&bytes)?.ports)
+    }
+
+    /// The agent's log after entry `after` (0: all it still has).
+    pub async fn logs(&mut self, after: u64) -> Result<Vec<LogEntry>> {
+        let until = self.until();
+        let request = get(&format!("{LOGS_PATH}?after={after}"))?;
+        let bytes = self.whole(request, until).await?;
+        Ok(parse::<LogsResponse>(&bytes)?.entries)
+    }
+
+    /// What the box uses, as it sees itself.
+    pub async fn metrics(&mut self) -> Result<Metrics> {
+        let until = self.until();
+        let bytes = self.whole(get("/metrics")?, until).await?;
+        parse(&bytes)
+    }
+}
