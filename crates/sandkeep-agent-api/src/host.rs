@@ -1,0 +1,94 @@
+//! Calls for the host alone, and the plain HTTP answers of the agent.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// `POST`, answers 204. May be called again, for instance after a restore.
+pub const INIT_PATH: &str = "/sandkeep.host/init";
+/// `POST`, answers 204: reads into the page cache what a first command needs.
+pub const WARM_PATH: &str = "/sandkeep.host/warm";
+/// `GET`, answers [`PortsResponse`].
+pub const PORTS_PATH: &str = "/sandkeep.host/ports";
+/// `GET ?after=N`, answers [`LogsResponse`].
+pub const LOGS_PATH: &str = "/sandkeep.host/logs";
+
+/// Who the box is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InitRequest {
+    pub sandbox_id: String,
+    pub template_id: String,
+    /// Environment of every process; replaces what an earlier call set.
+    #[serde(default)]
+    pub env_vars: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_user: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_workdir: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// The host's clock, for boxes with a clock of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timestamp_ms: Option<i64>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortsResponse {
+    pub ports: Vec<ListeningPort>,
+}
+
+/// A TCP socket somebody in the box listens on.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ListeningPort {
+    pub port: u16,
+    pub address: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogsResponse {
+    pub entries: Vec<LogEntry>,
+}
+
+/// One line of the agent's own log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LogEntry {
+    /// Grows by one per entry, starting at 1.
+    pub seq: u64,
+    pub timestamp_ms: i64,
+    pub level: LogLevel,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    Info,
+    Warn,
+    Error,
+}
+
+/// Answer of `GET /metrics`. Sizes in bytes unless the name says otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    /// Unix seconds.
+    pub ts: i64,
+    pub cpu_count: u32,
+    /// 100 is one whole CPU per counted CPU.
+    pub cpu_used_pct: f32,
+    pub mem_total: u64,
+    pub mem_used: u64,
+    pub mem_cache: u64,
+    pub mem_total_mib: u64,
+    pub mem_used_mib: u64,
+    pub disk_used: u64,
+    pub disk_total: u64,
+}
+
+/// A refusal outside RPC: `/files` uses the HTTP status as code, tunnels a word.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HttpError<C> {
+    pub code: C,
+    pub message: String,
+}

@@ -1,0 +1,24 @@
+//! PID 1 of a box: processes, terminals, files, watches.
+//!
+//! The crate is a library so that tests and fuzz targets can call its parts; `main.rs` only calls
+//! [`run`].
+
+mod body;
+pub mod connect;
+pub mod fs;
+mod host;
+mod log;
+mod metrics;
+pub mod paths;
+pub mod ports;
+mod process;
+mod reap;
+mod run;
+mod server;
+mod state;
+mod tunnel;
+pub mod users;
+
+pub use body::{Body, BodyError, bytes_body, channel_body, empty_body};
+pub use run::run;
+pub use state::State;

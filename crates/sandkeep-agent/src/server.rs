@@ -1,0 +1,141 @@
+//! The HTTP server: connections, routes, CORS.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
+};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use sandkeep_agent_api::{ConnectError, host as host_api};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+use crate::connect::error_response;
+use crate::{Body, State, empty_body, fs, host, metrics, process, tunnel};
+
+/// Connections served at once; more wait in the socket's queue.
+const MAX_CONNECTIONS: usize = 512;
+/// Read buffer of a connection, which also bounds the size of a request's head.
+const MAX_BUFFER: usize = 64 << 10;
+const MAX_HEADERS: usize = 128;
+
+/// Serves connections for ever.
+pub(crate) async fn serve(listener: UnixListener, state: State) -> std::io::Result<Infallible> {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let place = Arc::clone(&places)
+            .acquire_owned()
+            .await
+            .map_err(std::io::Error::other)?;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors or memory: the queue keeps the caller, try again soon.
+                state
+                    .log()
+                    .add(host_api::LogLevel::Warn, format!("cannot accept: {error}"));
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let state = state.clone();
+        tokio::spawn(async move {
+            serve_connection(stream, state).await;
+            drop(place);
+        });
+    }
+}
+
+async fn serve_connection(stream: UnixStream, state: State) {
+    let service = service_fn(move |request| {
+        let state = state.clone();
+        async move { Ok::<_, Infallible>(route(state, request).await) }
+    });
+    // A connection that fails has nobody left to tell.
+    let _ = http1::Builder::new()
+        .max_buf_size(MAX_BUFFER)
+        .max_headers(MAX_HEADERS)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await;
+}
+
+/// Answers one request.
+async fn route(state: State, request: Request<Incoming>) -> Response<Body> {
+    if request.method() == Method::CONNECT {
+        return tunnel::open(request).await;
+    }
+    let mut response = if request.method() == Method::OPTIONS {
+        no_content()
+    } else {
+        dispatch(state, request).await
+    };
+    allow_browsers(response.headers_mut());
+    response
+}
+
+async fn dispatch(state: State, request: Request<Incoming>) -> Response<Body> {
+    let path = request.uri().path().to_owned();
+    if let Some(method) = path.strip_prefix("/process.Process/") {
+        return match rpc_refusal(&request) {
+            Some(refusal) => refusal,
+            None => process::rpc(state, method, request).await,
+        };
+    }
+    if let Some(method) = path.strip_prefix("/filesystem.Filesystem/") {
+        return match rpc_refusal(&request) {
+            Some(refusal) => refusal,
+            None => fs::rpc(state, method, request).await,
+        };
+    }
+    match (request.method(), path.as_str()) {
+        (_, "/files") => fs::files(state, request).await,
+        (&Method::GET, "/health") => no_content(),
+        (&Method::GET, "/metrics") => metrics::answer(&state),
+        (&Method::GET, "/envs") => host::envs(&state),
+        (&Method::POST, host_api::INIT_PATH) => host::init(state, request).await,
+        (&Method::POST, host_api::WARM_PATH) => host::warm(state).await,
+        (&Method::GET, host_api::PORTS_PATH) => host::ports(),
+        (&Method::GET, host_api::LOGS_PATH) => host::logs(&state, request.uri().query()),
+        _ => error_response(&ConnectError::not_found(format!("there is no {path} here"))),
+    }
+}
+
+fn rpc_refusal(request: &Request<Incoming>) -> Option<Response<Body>> {
+    (request.method() != Method::POST).then(|| {
+        let mut response = Response::new(empty_body());
+        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+        response
+            .headers_mut()
+            .insert(http::header::ALLOW, HeaderValue::from_static("POST"));
+        response
+    })
+}
+
+pub(crate) fn no_content() -> Response<Body> {
+    let mut response = Response::new(empty_body());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}
+
+fn allow_browsers(headers: &mut HeaderMap) {
+    for (name, value) in [
+        (ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
+        (
+            ACCESS_CONTROL_ALLOW_METHODS,
+            "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS",
+        ),
+        // Browsers do not count Authorization into the star.
+        (ACCESS_CONTROL_ALLOW_HEADERS, "Authorization, *"),
+        (ACCESS_CONTROL_EXPOSE_HEADERS, "*"),
+        (ACCESS_CONTROL_MAX_AGE, "7200"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}

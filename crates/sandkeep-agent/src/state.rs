@@ -1,0 +1,168 @@
+//! What every call shares.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use sandkeep_agent_api::ConnectError;
+
+use crate::fs::FsState;
+use crate::log::Log;
+use crate::paths;
+use crate::users::{self, User};
+
+/// The agent's state; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct State(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    settings: Mutex<Settings>,
+    log: Log,
+    fs: FsState,
+}
+
+/// What the host tells the box about itself.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Settings {
+    /// Environment of every process.
+    pub envs: BTreeMap<String, String>,
+    pub default_user: Option<String>,
+    pub default_workdir: Option<PathBuf>,
+}
+
+/// Why a request's user cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserError {
+    /// The name asked for.
+    pub name: String,
+    pub reason: String,
+}
+
+impl From<UserError> for ConnectError {
+    fn from(error: UserError) -> Self {
+        Self::unauthenticated(format!("invalid username: '{}'", error.name))
+    }
+}
+
+impl State {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Shared::default()))
+    }
+
+    /// The state of the `fs` module.
+    pub fn fs(&self) -> &FsState {
+        &self.0.fs
+    }
+
+    pub(crate) fn log(&self) -> &Log {
+        &self.0.log
+    }
+
+    pub(crate) fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.0
+            .settings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The user a request acts as: the explicit name, else the name of its Basic credentials
+    /// (there is no password: the host has checked who may call), else the default user.
+    pub fn user(&self, headers: &HeaderMap, explicit: Option<&str>) -> Result<User, UserError> {
+        let named = explicit
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .or_else(|| basic_username(headers));
+        match named {
+            Some(name) => find_user(&name),
+            None => self.default_user(),
+        }
+    }
+
+    /// The default user: what the host said, else `user` if the box has one, else root.
+    pub(crate) fn default_user(&self) -> Result<User, UserError> {
+        let configured = self.settings().default_user.clone();
+        match configured {
+            Some(name) => find_user(&name),
+            None => find_user("user")
+                .or_else(|_| find_user("root"))
+                .or_else(|_| Ok(bare_root())),
+        }
+    }
+
+    /// Where the path of a request points, see [`paths::resolve`].
+    pub fn resolve(&self, path: &str, user: &User) -> Result<PathBuf, ConnectError> {
+        let workdir = self.settings().default_workdir.clone();
+        paths::resolve(path, user, workdir.as_deref()).map_err(ConnectError::invalid_argument)
+    }
+}
+
+/// A box without /etc/passwd still has root.
+fn bare_root() -> User {
+    User {
+        name: "root".into(),
+        uid: 0,
+        gid: 0,
+        home: PathBuf::from("/"),
+    }
+}
+
+fn find_user(name: &str) -> Result<User, UserError> {
+    let failed = |reason: String| UserError {
+        name: name.to_owned(),
+        reason,
+    };
+    users::lookup(name)
+        .map_err(|error| failed(error.to_string()))?
+        .ok_or_else(|| failed(format!("user: unknown user {name}")))
+}
+
+fn basic_username(headers: &HeaderMap) -> Option<String> {
+    let (scheme, encoded) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let text = String::from_utf8(STANDARD.decode(encoded.trim()).ok()?).ok()?;
+    let name = text.split_once(':').map_or(text.as_str(), |(name, _)| name);
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(AUTHORIZATION, value.parse().unwrap())])
+    }
+
+    #[test]
+    fn basic_credentials_name_the_user() {
+        assert_eq!(
+            basic_username(&headers("Basic cm9vdDo=")).as_deref(),
+            Some("root")
+        );
+        assert_eq!(basic_username(&headers("Basic ???")), None);
+        assert_eq!(basic_username(&headers("Bearer cm9vdDo=")), None);
+    }
+
+    #[test]
+    fn an_explicit_name_wins_and_an_unknown_one_is_refused() {
+        let state = State::new();
+        assert_eq!(
+            state
+                .user(&headers("Basic eHk6"), Some("root"))
+                .unwrap()
+                .uid,
+            0
+        );
+        let error = state
+            .user(&headers("Basic bm9ib2R5aGVyZTo="), None)
+            .unwrap_err();
+        let error = ConnectError::from(error);
+        assert_eq!(error.message, "invalid username: 'nobodyhere'");
+    }
+}
