@@ -1,0 +1,60 @@
+"""The event stream."""
+
+import http.client
+import json
+
+
+def stream(server, path, headers=None, until=None, limit=200):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request("GET", path, headers={"X-API-Key": server.key, **(headers or {})})
+    answer = connection.getresponse()
+    assert answer.status == 200
+    assert answer.getheader("content-type").startswith("text/event-stream")
+    events, current = [], {}
+    for _ in range(limit):
+        line = answer.readline().decode().rstrip("\n")
+        if line.startswith("id:"):
+            current["id"] = line[3:].strip()
+        elif line.startswith("data:"):
+            current["data"] = json.loads(line[5:])
+        elif not line and "data" in current:
+            events.append(current)
+            if until and until(current["data"]):
+                break
+            current = {}
+    connection.close()
+    return events
+
+
+def steps(events, box):
+    return [e["data"]["to"] for e in events if e["data"]["event"] == "state" and e["data"]["sandbox_id"] == box.id]
+
+
+def test_a_whole_life(server, make):
+    box = make()
+    box.kill()
+    events = stream(server, f"/v1/events?after=0&sandbox_id={box.id}", until=lambda e: e.get("to") == "gone")
+    assert steps(events, box)[-3:] == ["running", "stopping", "gone"]
+    assert events[-1]["data"]["why"]["reason"] == "killed"
+    sequence = [e["data"]["seq"] for e in events]
+    assert sequence == sorted(set(sequence))
+
+
+def test_reading_on_after_a_break(server, make):
+    box = make()
+    box.kill()
+    path = f"/v1/events?after=0&sandbox_id={box.id}"
+    events = stream(server, path, until=lambda e: e.get("to") == "gone")
+    rest = stream(
+        server, f"/v1/events?sandbox_id={box.id}", headers={"Last-Event-ID": events[0]["id"]}, until=lambda e: e.get("to") == "gone"
+    )
+    assert [e["id"] for e in rest] == [e["id"] for e in events[1:]]
+
+
+def test_live(server, make):
+    import threading
+
+    box = make()
+    threading.Timer(0.5, box.kill).start()
+    events = stream(server, f"/v1/events?sandbox_id={box.id}", until=lambda e: e.get("to") == "gone")
+    assert steps(events, box)[-1] == "gone"

@@ -1,0 +1,219 @@
+"""From outside to a port of a box."""
+
+import base64
+import http.client
+import json
+import os
+import socket
+import threading
+
+import pytest
+from boxkit import raw, wait_for
+
+WEB = """
+import http.server, socketserver, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def answer(self, data, code=200):
+        self.send_response(code); self.send_header('Content-Length', str(len(data))); self.end_headers(); self.wfile.write(data)
+    def do_GET(self):
+        if self.path == '/slow':
+            self.send_response(200); self.send_header('Transfer-Encoding', 'chunked'); self.end_headers()
+            for n in range(1000):
+                self.wfile.write(b'5\\r\\ntick\\n\\r\\n'); self.wfile.flush(); time.sleep(0.05)
+        elif self.path == '/headers': self.answer(str(self.headers).encode())
+        elif self.path == '/ws':
+            self.send_response(101); self.send_header('Connection', 'Upgrade'); self.send_header('Upgrade', 'echo'); self.end_headers()
+            while True:
+                data = self.connection.recv(1000)
+                if not data: break
+                self.connection.sendall(b'<' + data + b'>')
+            self.close_connection = True
+        else: self.answer(('you asked ' + self.path).encode())
+    def do_POST(self):
+        size = int(self.headers.get('Content-Length', 0)); self.answer(b'got %d' % len(self.rfile.read(size)))
+    def log_message(self, *a): pass
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer): daemon_threads = True
+Server(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def web(server, shared_box):
+    shared_box.write("/tmp/web.py", WEB.encode())
+    shared_box.exec("nohup python3 /tmp/web.py 8000 >/tmp/web.log 2>&1 & true")
+    wait_for(lambda: ask(server, shared_box, "/")[0] == 200, "the web server in the box")
+    return shared_box
+
+
+def headers_for(box, port=8000):
+    return {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": str(port)}
+
+
+def ask(server, box, path, port=8000, method="GET", body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    try:
+        connection.request(method, path, body=body, headers={**headers_for(box, port), **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.read(), dict(answer.getheaders())
+    finally:
+        connection.close()
+
+
+def test_by_headers(server, web):
+    assert ask(server, web, "/a?b=c")[1] == b"you asked /a?b=c"
+
+
+@pytest.mark.parametrize("domain", ["localhost", "boxes.example.test", "e2b.localhost:8443"])
+def test_by_host_name(server, web, domain):
+    got = raw(server, f"GET /x HTTP/1.1\r\nHost: 8000-{web.id}.{domain}\r\nConnection: close\r\n\r\n".encode())
+    assert b"you asked /x" in got, got
+
+
+def test_bodies(server, web):
+    assert ask(server, web, "/", method="POST", body=b"z" * 3_000_000)[1] == b"got 3000000"
+
+
+def test_no_api_key_reaches_the_box(server, web):
+    seen = ask(server, web, "/headers", **{"X-Forwarded-For": "6.6.6.6"})[1].decode().lower()
+    assert "e2b-sandbox-id" not in seen
+    assert "6.6.6.6" not in seen
+    assert server.key not in seen
+
+
+def test_upgrades_pass(server, web):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(
+            f"GET /ws HTTP/1.1\r\nHost: 8000-{web.id}.localhost\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n".encode()
+        )
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += connection.recv(1000)
+        assert b" 101 " in got
+        connection.sendall(b"hello")
+        assert connection.recv(100) == b"<hello>"
+
+
+def test_a_closed_port_is_502_with_words(server, web):
+    status, body, headers = ask(server, web, "/", port=9)
+    assert status == 502
+    answer = json.loads(body)
+    assert "port is not open" in answer["message"]
+    assert answer["sandboxId"] == web.id and answer["port"] == 9 and answer["code"] == 502
+    assert headers["content-type"].startswith("application/json")
+
+
+def test_an_unknown_box_is_502_with_words(server, web):
+    ghost = type("Ghost", (), {"id": "i00000000000000000000"})
+    status, body, _ = ask(server, ghost, "/")
+    assert status == 502
+    assert "was not found" in json.loads(body)["message"]
+
+
+def test_a_browser_gets_a_page(server, web):
+    status, body, headers = ask(server, web, "/", port=9, Accept="text/html,application/xhtml+xml")
+    assert status == 502 and b"<html" in body.lower()
+
+
+@pytest.mark.parametrize("headers", [{"E2b-Sandbox-Id": "../x", "E2b-Sandbox-Port": "80"}, {"E2b-Sandbox-Id": "i" * 21, "E2b-Sandbox-Port": "99999"},
+                                     {"E2b-Sandbox-Id": "i" * 21, "E2b-Sandbox-Port": "x"}])
+def test_malformed_targets(server, headers):
+    status, _, _ = server.request("GET", "/", headers=headers)
+    assert 400 <= status < 600 and status != 500
+
+
+def agent(server, box, path, token, method="GET", body=None):
+    return ask(server, box, path, port=49983, method=method, body=body, **({"X-Access-Token": token} if token else {}))
+
+
+def test_the_agent_needs_its_token(server, shared_box, make):
+    token = server.json("GET", f"/sandboxes/{shared_box.id}")["envdAccessToken"]
+    assert agent(server, shared_box, "/health", None)[0] == 204
+    assert agent(server, shared_box, "/metrics", token)[0] == 200
+    for wrong in (None, "guess", token[:-1], server.json("GET", f"/sandboxes/{make().id}")["envdAccessToken"]):
+        assert agent(server, shared_box, "/metrics", wrong)[0] == 401
+        assert agent(server, shared_box, "/process.Process/List", wrong, "POST", b"{}")[0] == 401
+
+
+@pytest.mark.parametrize("path", ["/init", "/sandkeep.host/init", "/sandkeep.host/logs", "//sandkeep.host/init", "/./sandkeep.host/init", "/files/../sandkeep.host/init",
+                                  "/%73andkeep.host/init", "/freeze", "/process.Process/../sandkeep.host/init", "/"])
+def test_the_hosts_own_calls_are_not_for_clients(server, shared_box, path):
+    token = server.json("GET", f"/sandboxes/{shared_box.id}")["envdAccessToken"]
+    for method in ("GET", "POST"):
+        status = agent(server, shared_box, path, token, method, b"{}")[0]
+        assert status in (404, 405), (method, path, status)
+
+
+def test_connect_is_not_for_clients(server, shared_box):
+    token = server.json("GET", f"/sandboxes/{shared_box.id}")["envdAccessToken"]
+    got = raw(
+        server,
+        f"CONNECT 127.0.0.1:8000 HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nE2b-Sandbox-Id: {shared_box.id}\r\nE2b-Sandbox-Port: 49983\r\n"
+        f"X-Access-Token: {token}\r\n\r\n".encode(),
+    )
+    assert b" 200 " not in got.split(b"\r\n")[0]
+
+
+def test_a_killed_box_cuts_the_stream(server, make):
+    box = make()
+    box.write("/tmp/web.py", WEB.encode())
+    box.exec("nohup python3 /tmp/web.py 8000 >/dev/null 2>&1 & true")
+    wait_for(lambda: ask(server, box, "/")[0] == 200, "the web server")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/slow", headers=headers_for(box))
+    answer = connection.getresponse()
+    assert answer.read(5) == b"tick\n"
+    threading.Timer(0.3, box.kill).start()
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        answer.read()
+
+
+def test_files_in_every_form(server, box):
+    token = server.json("GET", f"/sandboxes/{box.id}")["envdAccessToken"]
+    auth = {"X-Access-Token": token}
+    status, body, _ = ask(server, box, "/files?path=/tmp/a", 49983, "POST", b"0123456789", **auth, **{"Content-Type": "application/octet-stream"})
+    assert status == 200 and json.loads(body)[0]["path"] == "/tmp/a"
+    status, body, headers = ask(server, box, "/files?path=/tmp/a", 49983, Range="bytes=2-5", **auth)
+    assert (status, body) == (206, b"2345")
+    assert headers["content-range"] == "bytes 2-5/10"
+    assert ask(server, box, "/files?path=/tmp/a", 49983, Range="bytes=50-", **auth)[0] == 416
+    _, _, headers = ask(server, box, "/files?path=/tmp/a", 49983, **auth)
+    again = ask(server, box, "/files?path=/tmp/a", 49983, **auth, **{"If-Modified-Since": headers["last-modified"]})
+    assert again[0] == 304
+    box.write("/tmp/zip", b"a" * 100_000)
+    status, body, headers = ask(server, box, "/files?path=/tmp/zip", 49983, **auth, **{"Accept-Encoding": "gzip"})
+    if headers.get("content-encoding") == "gzip":
+        import gzip
+
+        body = gzip.decompress(body)
+    assert body == b"a" * 100_000
+
+
+def test_users_of_files(server, box):
+    token = server.json("GET", f"/sandboxes/{box.id}")["envdAccessToken"]
+    basic = "Basic " + base64.b64encode(b"root:").decode()
+    status, body, _ = ask(server, box, "/files?path=who", 49983, "POST", b"x",
+                          **{"X-Access-Token": token, "Content-Type": "application/octet-stream", "Authorization": basic})
+    assert status == 200 and json.loads(body)[0]["path"] in ("/root/who", "/home/user/who")
+    assert ask(server, box, "/files?path=x&username=ghost", 49983, **{"X-Access-Token": token})[0] == 401
+
+
+def test_many_requests_on_one_connection(server, web):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    for n in range(50):
+        connection.request("GET", f"/{n}", headers=headers_for(web))
+        assert connection.getresponse().read() == f"you asked /{n}".encode()
+    connection.close()
+
+
+def test_clients_that_vanish_leave_no_descriptor(server, web):
+    def descriptors():
+        return len(os.listdir(f"/proc/{server.pid}/fd"))
+
+    before = descriptors()
+    for _ in range(50):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(f"GET /slow HTTP/1.1\r\nHost: 8000-{web.id}.localhost\r\n\r\n".encode())
+        connection.recv(10)
+        connection.close()
+    wait_for(lambda: descriptors() <= before + 20, "the server lets go")
