@@ -68,21 +68,24 @@ where
 /// a reader that went away as [`Gone`].
 pub async fn server_stream<B, T, F, C>(request: Request<B>, call: C) -> Response<Body>
 where
-    B: http_body::Body<Data = Bytes, Error: Into<BodyError>> + Unpin,
+    B: http_body::Body<Data = Bytes, Error: Into<BodyError>> + Unpin + Send + 'static,
     T: DeserializeOwned,
     F: Future<Output = Result<(), ConnectError>> + Send + 'static,
     C: FnOnce(HeaderMap, T, FrameSink) -> F,
 {
     let (parts, body) = request.into_parts();
-    let message = match RequestStream::new(&parts.headers, body) {
-        Ok(mut stream) => stream.only_message().await,
-        Err(unsupported) => return unsupported,
+    let mut stream = match RequestStream::new(&parts.headers, body) {
+        Ok(stream) => stream,
+        Err(unsupported) => return *unsupported,
     };
     let (sink, response) = stream_response();
-    match message {
+    match stream.only_message().await {
         Ok(message) => {
             let running = call(parts.headers, message, sink.clone());
             tokio::spawn(async move { sink.end(running.await).await });
+            // The end of the request may still be on its way; unread, it would cost the
+            // connection.
+            tokio::spawn(stream.discard());
         }
         // The queue is empty, so the end frame fits.
         Err(error) => sink.end_now(error),
@@ -104,7 +107,7 @@ where
     let (parts, body) = request.into_parts();
     let stream = match RequestStream::new(&parts.headers, body) {
         Ok(stream) => stream,
-        Err(unsupported) => return unsupported,
+        Err(unsupported) => return *unsupported,
     };
     let result = call(parts.headers, stream).await;
     let mut answer = Vec::new();
@@ -130,7 +133,7 @@ impl<B> RequestStream<B>
 where
     B: http_body::Body<Data = Bytes, Error: Into<BodyError>> + Unpin,
 {
-    fn new(headers: &HeaderMap, body: B) -> Result<Self, Response<Body>> {
+    fn new(headers: &HeaderMap, body: B) -> Result<Self, Box<Response<Body>>> {
         let content_type = headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
         let essence = content_type.and_then(|value| value.split(|&byte| byte == b';').next());
         if essence.is_none_or(|value| {
@@ -138,11 +141,11 @@ where
                 .trim_ascii()
                 .eq_ignore_ascii_case(CONNECT_JSON.as_bytes())
         }) {
-            return Err(typed_response(
+            return Err(Box::new(typed_response(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "text/plain",
                 bytes_body(&b"streaming calls take application/connect+json only"[..]),
-            ));
+            )));
         }
         Ok(Self {
             body,
@@ -168,6 +171,11 @@ where
                 None => return self.decoder.finish().map(|()| None).map_err(Into::into),
             }
         }
+    }
+
+    /// Reads the rest of the request and throws it away.
+    async fn discard(mut self) {
+        while let Some(Ok(_)) = self.body.frame().await {}
     }
 
     async fn only_message<T: DeserializeOwned>(&mut self) -> Result<T, ConnectError> {

@@ -9,6 +9,7 @@ pub mod fs;
 mod host;
 mod log;
 mod metrics;
+mod oom;
 pub mod paths;
 pub mod ports;
 mod process;

@@ -7,8 +7,10 @@ use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::State;
-use crate::server;
+use rustix::process::{Pid, getpid};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{State, oom, server};
 
 /// Names the descriptor of the listening socket the ward hands over.
 const LISTEN_FD: &str = "SANDKEEP_LISTEN_FD";
@@ -61,7 +63,25 @@ fn serve(listener: UnixListener) -> io::Result<()> {
         .build()?;
     runtime.block_on(async {
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        let state = State::new();
-        match server::serve(listener, state).await? {}
+        let state = State::new(oom::protect());
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            result = server::serve(listener, state.clone()) => match result? {},
+            result = state.reaper().run() => match result? {},
+            _ = terminate.recv() => {}
+        }
+        end_all(&state);
+        Ok(())
     })
+}
+
+/// As PID 1 the agent takes the whole box with it, elsewhere only what it started.
+fn end_all(state: &State) {
+    if getpid() == Pid::INIT {
+        // SAFETY: a system call with plain numbers. -1 means everybody but the caller, and in
+        // the box's own pid namespace everybody belongs to the box.
+        unsafe { libc::kill(-1, libc::SIGKILL) };
+    } else {
+        state.reaper().kill_all();
+    }
 }

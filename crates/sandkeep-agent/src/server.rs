@@ -69,7 +69,7 @@ async fn serve_connection(stream: UnixStream, state: State) {
 /// Answers one request.
 async fn route(state: State, request: Request<Incoming>) -> Response<Body> {
     if request.method() == Method::CONNECT {
-        return tunnel::open(request).await;
+        return tunnel::open(&state, request).await;
     }
     let mut response = if request.method() == Method::OPTIONS {
         no_content()

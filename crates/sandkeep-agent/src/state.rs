@@ -9,21 +9,32 @@ use base64::engine::general_purpose::STANDARD;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use sandkeep_agent_api::ConnectError;
+use tokio::sync::Semaphore;
 
 use crate::fs::FsState;
 use crate::log::Log;
+use crate::metrics::CpuMeter;
+use crate::oom::ChildScore;
 use crate::paths;
+use crate::process::Table;
+use crate::reap::Reaper;
+use crate::tunnel::MAX_TUNNELS;
 use crate::users::{self, User};
 
 /// The agent's state; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct State(Arc<Shared>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     settings: Mutex<Settings>,
     log: Log,
     fs: FsState,
+    processes: Table,
+    reaper: Reaper,
+    cpu: CpuMeter,
+    child_score: ChildScore,
+    tunnels: Arc<Semaphore>,
 }
 
 /// What the host tells the box about itself.
@@ -50,8 +61,38 @@ impl From<UserError> for ConnectError {
 }
 
 impl State {
-    pub(crate) fn new() -> Self {
-        Self(Arc::new(Shared::default()))
+    pub(crate) fn new(child_score: ChildScore) -> Self {
+        Self(Arc::new(Shared {
+            settings: Mutex::default(),
+            log: Log::default(),
+            fs: FsState::default(),
+            processes: Table::default(),
+            reaper: Reaper::default(),
+            cpu: CpuMeter::start(),
+            child_score,
+            tunnels: Arc::new(Semaphore::new(MAX_TUNNELS)),
+        }))
+    }
+
+    /// Places for tunnels to ports of the box.
+    pub(crate) fn tunnels(&self) -> &Arc<Semaphore> {
+        &self.0.tunnels
+    }
+
+    pub(crate) fn processes(&self) -> &Table {
+        &self.0.processes
+    }
+
+    pub(crate) fn reaper(&self) -> &Reaper {
+        &self.0.reaper
+    }
+
+    pub(crate) fn cpu(&self) -> &CpuMeter {
+        &self.0.cpu
+    }
+
+    pub(crate) fn child_score(&self) -> ChildScore {
+        self.0.child_score
     }
 
     /// The state of the `fs` module.
@@ -151,7 +192,7 @@ mod tests {
 
     #[test]
     fn an_explicit_name_wins_and_an_unknown_one_is_refused() {
-        let state = State::new();
+        let state = State::new(ChildScore::new(0));
         assert_eq!(
             state
                 .user(&headers("Basic eHk6"), Some("root"))

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
@@ -13,14 +14,16 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::connect::json_response;
-use crate::{Body, empty_body};
+use crate::{Body, State, empty_body};
 
+/// Tunnels open at once.
+pub(crate) const MAX_TUNNELS: usize = 512;
 const BUFFER: usize = 16 << 10;
 /// Loopback answers at once; longer means a full queue of the listener.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Answers `CONNECT <loopback>:<port>`: 200 and then raw bytes, or 502 when nobody listens.
-pub(crate) async fn open(request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn open(state: &State, request: Request<Incoming>) -> Response<Body> {
     let target = request
         .uri()
         .authority()
@@ -33,6 +36,10 @@ pub(crate) async fn open(request: Request<Incoming>) -> Response<Body> {
             format!("'{target}' is not a loopback address with a port"),
         );
     };
+    let Ok(place) = Arc::clone(state.tunnels()).try_acquire_owned() else {
+        let message = format!("{MAX_TUNNELS} tunnels are open, close some first");
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, "too_many_tunnels", message);
+    };
     let upstream = match dial(&addresses).await {
         Ok(upstream) => upstream,
         Err(error) => {
@@ -44,6 +51,7 @@ pub(crate) async fn open(request: Request<Incoming>) -> Response<Body> {
         if let Ok(upgraded) = hyper::upgrade::on(request).await {
             carry(TokioIo::new(upgraded), upstream).await;
         }
+        drop(place);
     });
     Response::new(empty_body())
 }
