@@ -1,0 +1,44 @@
+use sandkeep_agent_client::BoxError;
+use sandkeep_keeper::Keeper;
+use sandkeep_model::{Result, SandboxId, Secret};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// What the gateway needs to know of boxes; the keeper knows it.
+pub trait Boxes: Clone + Send + Sync + 'static {
+    type Channel: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+
+    /// A fresh connection to the agent.
+    fn connect(&self, id: &SandboxId) -> impl Future<Output = Result<Self::Channel>> + Send;
+
+    /// Fires when the box is gone or paused.
+    fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static;
+
+    fn access_token(&self, id: &SandboxId) -> Option<Secret>;
+
+    fn live_tokens(&self) -> Vec<(SandboxId, Secret)>;
+}
+
+impl Boxes for Keeper {
+    type Channel = sandkeep_ward::Channel;
+
+    async fn connect(&self, id: &SandboxId) -> Result<Self::Channel> {
+        Self::connect(self, id).await
+    }
+
+    fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static {
+        Self::closed(self, id)
+    }
+
+    fn access_token(&self, id: &SandboxId) -> Option<Secret> {
+        Self::access_token(self, id)
+    }
+
+    fn live_tokens(&self) -> Vec<(SandboxId, Secret)> {
+        Self::live_tokens(self)
+    }
+}
+
+/// The reason a stream was cut when its box ended.
+pub(crate) fn box_ended() -> BoxError {
+    "the sandbox was killed, paused or reached its end".into()
+}

@@ -1,0 +1,215 @@
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use axum::extract::ConnectInfo;
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, request::Parts};
+use http_body_util::{BodyExt, Limited};
+use sandkeep_agent_api::ENVD_PORT;
+use sandkeep_agent_client::BoxError;
+use sandkeep_keeper::Keeper;
+use sandkeep_model::SandboxId;
+
+use crate::{
+    Body, Boxes, GatewayConfig, Route, Target,
+    access::{Door, check, door},
+    answer::{self, Failure},
+    headers::{Asked, wanted_upgrade},
+    pool::Pool,
+    signature::{FileQuery, Operation},
+    target, to_agent, to_port,
+};
+
+/// The way from outside to a port of a box; clones share one.
+pub struct Gateway<K = Keeper> {
+    boxes: K,
+    pool: Pool<K>,
+    config: Arc<GatewayConfig>,
+}
+
+impl<K: Clone> Clone for Gateway<K> {
+    fn clone(&self) -> Self {
+        Self {
+            boxes: self.boxes.clone(),
+            pool: self.pool.clone(),
+            config: Arc::clone(&self.config),
+        }
+    }
+}
+
+impl<K> std::fmt::Debug for Gateway<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gateway")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K: Boxes> Gateway<K> {
+    pub fn new(boxes: K, config: GatewayConfig) -> Self {
+        let config = Arc::new(config);
+        Self {
+            pool: Pool::new(boxes.clone(), Arc::clone(&config)),
+            boxes,
+            config,
+        }
+    }
+
+    /// The box a request is for; `None` when it is for the API. An answer right away when
+    /// it wants a box but says so wrongly.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the error is the answer, and is sent as it is"
+    )]
+    pub fn target(&self, parts: &Parts) -> Result<Option<Target>, Response<Body>> {
+        match target::of_request(parts, self.config.domain.as_deref()) {
+            Ok(Route::Box(target)) => Ok(Some(target)),
+            Ok(Route::Api) => self.by_signature(parts),
+            Err(bad) => Err(counted("refused", answer::bad_target(bad))),
+        }
+    }
+
+    /// A file URL under a shared host names no box; only its signature does.
+    #[expect(clippy::result_large_err, reason = "as above")]
+    fn by_signature(&self, parts: &Parts) -> Result<Option<Target>, Response<Body>> {
+        let operation = match (parts.uri.path(), &parts.method) {
+            ("/files", &Method::GET | &Method::HEAD) => Operation::Read,
+            ("/files", &Method::POST) => Operation::Write,
+            _ => return Ok(None),
+        };
+        let query = FileQuery::parse(parts.uri.query().unwrap_or_default());
+        if query.signature.is_none() {
+            return Ok(None);
+        }
+        match query.signer(operation, self.boxes.live_tokens()) {
+            Some(id) => Ok(Some(Target {
+                sandbox: id.into(),
+                port: ENVD_PORT,
+            })),
+            None => {
+                let refused = answer::refused(StatusCode::UNAUTHORIZED, "invalid signature");
+                Err(counted("refused", refused))
+            }
+        }
+    }
+
+    /// Carries a request to its box. The caller's address is taken from axum's `ConnectInfo`
+    /// if the request has one.
+    pub async fn serve<B>(&self, target: Target, request: Request<B>) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let kind = if target.port == ENVD_PORT {
+            "agent"
+        } else {
+            "port"
+        };
+        counted(kind, self.carry(target, request).await)
+    }
+
+    async fn carry<B>(&self, target: Target, mut request: Request<B>) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let upgrade = wanted_upgrade(request.headers()).map(|_| hyper::upgrade::on(&mut request));
+        let (parts, body) = request.into_parts();
+        let body = match self.bounded(body) {
+            Ok(body) => body,
+            Err(refused) => return refused,
+        };
+        let accept = parts.headers.clone();
+        let failed = |failure| answer::unreachable(&target, &accept, failure);
+        // A name that can not be one of ours is a box that does not exist.
+        let Ok(id) = target.sandbox.parse::<SandboxId>() else {
+            return failed(Failure::NoBox);
+        };
+        let carried = if target.port == ENVD_PORT {
+            match self.admit(&id, &parts) {
+                Err(answer) => return *answer,
+                Ok(false) => Err(Failure::NoBox),
+                Ok(true) => to_agent::forward(&self.boxes, &self.pool, &id, parts, body).await,
+            }
+        } else {
+            if parts.method == Method::CONNECT {
+                let what = "tunnels from outside are not offered";
+                return answer::refused(StatusCode::METHOD_NOT_ALLOWED, what);
+            }
+            let host = target::host(&parts).ok().flatten().map(str::to_owned);
+            let asked = Asked {
+                client: client(&parts),
+                host: host.as_deref(),
+                scheme: self.config.scheme,
+            };
+            let to = (&id, target.port);
+            to_port::forward(&self.boxes, &self.pool, to, parts, body, &asked, upgrade).await
+        };
+        carried.unwrap_or_else(failed)
+    }
+
+    /// Whether the agent may be asked this; `false` when there is no such box.
+    fn admit(&self, id: &SandboxId, parts: &Parts) -> Result<bool, Box<Response<Body>>> {
+        let Some(door) = door(&parts.method, parts.uri.path()) else {
+            let refused = answer::refused(StatusCode::NOT_FOUND, "there is nothing at this path");
+            return Err(Box::new(refused));
+        };
+        if door == Door::Preflight {
+            return Err(Box::new(answer::preflight()));
+        }
+        let Some(token) = self.boxes.access_token(id) else {
+            return Ok(false);
+        };
+        let query = parts.uri.query().unwrap_or_default();
+        match check(door, &parts.headers, query, &token, now()) {
+            Ok(()) => Ok(true),
+            Err(why) => Err(Box::new(answer::refused(StatusCode::UNAUTHORIZED, why))),
+        }
+    }
+
+    #[expect(clippy::result_large_err, reason = "the error is the answer")]
+    fn bounded<B>(&self, body: B) -> Result<Body, Response<Body>>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let Some(most) = self.config.max_request_bytes else {
+            return Ok(body.map_err(Into::into).boxed_unsync());
+        };
+        if body.size_hint().lower() > most {
+            let what = format!("the request is larger than the {most} bytes allowed");
+            return Err(answer::refused(StatusCode::PAYLOAD_TOO_LARGE, &what));
+        }
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        Ok(Limited::new(body, most).boxed_unsync())
+    }
+}
+
+fn client(parts: &Parts) -> Option<IpAddr> {
+    let ConnectInfo(address) = parts.extensions.get::<ConnectInfo<SocketAddr>>()?;
+    Some(address.ip())
+}
+
+fn now() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .ok()
+        .and_then(|since| i64::try_from(since.as_secs()).ok())
+        .unwrap_or(i64::MAX)
+}
+
+fn counted(kind: &'static str, response: Response<Body>) -> Response<Body> {
+    let class = match response.status().as_u16() {
+        100..=199 => "1xx",
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        400..=499 => "4xx",
+        _ => "5xx",
+    };
+    metrics::counter!("sandkeep_gateway_requests_total", "kind" => kind, "status" => class)
+        .increment(1);
+    response
+}
