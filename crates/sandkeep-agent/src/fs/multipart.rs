@@ -160,8 +160,6 @@ impl Multipart {
                 }
                 self.state = State::Body;
                 on_event(Event::Part(head))?;
-                // The line end that closes the headers may also open the
-                // delimiter of an empty part, so it is left in place there.
                 Ok(Some(used))
             }
             State::Epilogue => Ok(None),
@@ -262,8 +260,8 @@ fn tail(after: &[u8]) -> Tail {
     }
 }
 
-/// Reads a header block: what it says and how many bytes it used. The empty
-/// line's own CRLF is left when the part is empty, see `Multipart::step`.
+/// Reads a header block and its empty line: what it says and how many bytes it
+/// used.
 fn take_headers(rest: &[u8]) -> Result<Option<(PartHead, usize)>, MultipartError> {
     if rest.starts_with(b"\r\n") {
         return Err(MultipartError::NoDisposition);
@@ -360,14 +358,19 @@ mod tests {
         }
     }
 
-    const TWO: &[u8] = b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a/b.txt\"\r\n\
+    const TWO: &[u8] =
+        b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a/b.txt\"\r\n\
         Content-Type: text/plain\r\n\r\nhello\r\n--XY\r\n\r\n--XXZ not one\r\n--XX\r\n\
         content-disposition: form-data; name=file\r\n\r\n\r\n--XX--\r\nbye";
 
     #[test]
     fn reads_the_same_however_it_is_cut() {
         let want = vec![
-            part("file", Some("a/b.txt"), b"hello\r\n--XY\r\n\r\n--XXZ not one"),
+            part(
+                "file",
+                Some("a/b.txt"),
+                b"hello\r\n--XY\r\n\r\n--XXZ not one",
+            ),
             part("file", None, b""),
         ];
         assert_eq!(read("XX", &[TWO]).expect("whole"), want);
@@ -385,7 +388,10 @@ mod tests {
     fn a_missing_final_boundary_is_an_error() {
         let end = TWO.len() - b"--\r\nbye".len();
         assert_eq!(read("XX", &[&TWO[..end]]), Err(MultipartError::Truncated));
-        assert_eq!(read("XX", &[b"hello"]), Err(MultipartError::NoFirstBoundary));
+        assert_eq!(
+            read("XX", &[b"hello"]),
+            Err(MultipartError::NoFirstBoundary)
+        );
         assert_eq!(read("XX", &[]), Err(MultipartError::NoFirstBoundary));
     }
 
@@ -396,13 +402,17 @@ mod tests {
 
     #[test]
     fn huge_headers_and_preambles_are_refused() {
-        let mut body = b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"".to_vec();
+        let mut body =
+            b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"".to_vec();
         body.resize(MAX_HEADER_BYTES + 100, b'a');
         assert_eq!(read("XX", &[&body]), Err(MultipartError::HeaderTooLarge));
         body.extend_from_slice(b"\"\r\n\r\nx\r\n--XX--");
         assert_eq!(read("XX", &[&body]), Err(MultipartError::HeaderTooLarge));
         let preamble = vec![b'p'; MAX_PREAMBLE_BYTES * 2];
-        assert_eq!(read("XX", &[&preamble]), Err(MultipartError::NoFirstBoundary));
+        assert_eq!(
+            read("XX", &[&preamble]),
+            Err(MultipartError::NoFirstBoundary)
+        );
     }
 
     #[test]
@@ -413,12 +423,24 @@ mod tests {
         };
         let good = "Content-Disposition: form-data; name=\"file\"; filename=\"a\"";
         assert!(with(good).is_ok());
-        assert_eq!(with(&format!("{good}\nX: y")), Err(MultipartError::BadHeader));
-        assert_eq!(with(&format!("{good}\rX: y")), Err(MultipartError::BadHeader));
-        assert_eq!(with(&format!("{good}\r\n{good}")), Err(MultipartError::BadHeader));
+        assert_eq!(
+            with(&format!("{good}\nX: y")),
+            Err(MultipartError::BadHeader)
+        );
+        assert_eq!(
+            with(&format!("{good}\rX: y")),
+            Err(MultipartError::BadHeader)
+        );
+        assert_eq!(
+            with(&format!("{good}\r\n{good}")),
+            Err(MultipartError::BadHeader)
+        );
         assert_eq!(with("X y"), Err(MultipartError::BadHeader));
         assert_eq!(with("X: y"), Err(MultipartError::NoDisposition));
-        assert_eq!(with("Content-Disposition: attachment"), Err(MultipartError::NoDisposition));
+        assert_eq!(
+            with("Content-Disposition: attachment"),
+            Err(MultipartError::NoDisposition)
+        );
         let folded = with("Content-Disposition: form-data;\r\n name=\"file\"; filename=\"a\"");
         assert_eq!(folded.expect("folded"), vec![part("file", Some("a"), b"x")]);
         assert_eq!(
@@ -435,9 +457,18 @@ mod tests {
             );
             read("XX", &[body.as_bytes()]).map(|got| got[0].head.filename.clone())
         };
-        assert_eq!(name("filename=\"/a/../b c;d.txt\""), Ok(Some("/a/../b c;d.txt".into())));
-        assert_eq!(name(r#"filename="a\"b\\c\d""#), Ok(Some(r#"a"b\c\d"#.into())));
-        assert_eq!(name("filename=\"źdźbło.txt\""), Ok(Some("źdźbło.txt".into())));
+        assert_eq!(
+            name("filename=\"/a/../b c;d.txt\""),
+            Ok(Some("/a/../b c;d.txt".into()))
+        );
+        assert_eq!(
+            name(r#"filename="a\"b\\c\d""#),
+            Ok(Some(r#"a"b\c\d"#.into()))
+        );
+        assert_eq!(
+            name("filename=\"źdźbło.txt\""),
+            Ok(Some("źdźbło.txt".into()))
+        );
         assert_eq!(
             name("filename=\"x\"; filename*=UTF-8''%c5%bad%20b"),
             Ok(Some("źd b".into()))
@@ -449,9 +480,18 @@ mod tests {
     fn boundaries_come_from_the_content_type() {
         let of = |value: &str| Multipart::from_content_type(value).map(|p| p.delimiter_len - 4);
         assert_eq!(of("multipart/form-data; boundary=abc"), Ok(3));
-        assert_eq!(of("multipart/form-data; charset=x; Boundary=\"a b\""), Ok(3));
-        assert_eq!(of("multipart/form-data").err(), Some(MultipartError::NoBoundary));
-        assert_eq!(of("multipart/form-data; boundary=\"\"").err(), Some(MultipartError::NoBoundary));
+        assert_eq!(
+            of("multipart/form-data; charset=x; Boundary=\"a b\""),
+            Ok(3)
+        );
+        assert_eq!(
+            of("multipart/form-data").err(),
+            Some(MultipartError::NoBoundary)
+        );
+        assert_eq!(
+            of("multipart/form-data; boundary=\"\"").err(),
+            Some(MultipartError::NoBoundary)
+        );
         let long = format!("multipart/form-data; boundary={}", "a".repeat(71));
         assert_eq!(of(&long).err(), Some(MultipartError::NoBoundary));
     }
@@ -459,7 +499,12 @@ mod tests {
     #[test]
     fn too_many_parts_are_refused() {
         let one = b"--X\r\nContent-Disposition: form-data; name=a\r\n\r\n\r\n";
-        let body: Vec<u8> = one.iter().copied().cycle().take(one.len() * (MAX_PARTS + 1)).collect();
+        let body: Vec<u8> = one
+            .iter()
+            .copied()
+            .cycle()
+            .take(one.len() * (MAX_PARTS + 1))
+            .collect();
         assert_eq!(read("X", &[&body]), Err(MultipartError::TooManyParts));
     }
 }

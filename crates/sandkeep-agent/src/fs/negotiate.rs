@@ -33,7 +33,9 @@ impl Accepted {
             let quality = pieces
                 .find_map(|piece| {
                     let (key, value) = piece.split_once('=')?;
-                    key.trim().eq_ignore_ascii_case("q").then(|| quality(value.trim()))
+                    key.trim()
+                        .eq_ignore_ascii_case("q")
+                        .then(|| quality(value.trim()))
                 })
                 .unwrap_or(Some(1000));
             // A quality we cannot read says nothing.
@@ -107,7 +109,10 @@ mod tests {
         assert_eq!(choose("gzip, deflate", true), Some(Coding::Gzip));
         assert_eq!(choose("gzip, deflate", false), Some(Coding::Identity));
         assert_eq!(choose("identity, gzip;q=0.5", true), Some(Coding::Identity));
-        assert_eq!(choose("gzip;q=0.5, identity;q=0.4", true), Some(Coding::Gzip));
+        assert_eq!(
+            choose("gzip;q=0.5, identity;q=0.4", true),
+            Some(Coding::Gzip)
+        );
         assert_eq!(choose("deflate, br", true), Some(Coding::Identity));
         assert_eq!(choose("gzip;q=0", true), Some(Coding::Identity));
         assert_eq!(choose("", true), Some(Coding::Identity));

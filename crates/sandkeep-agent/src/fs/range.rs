@@ -178,7 +178,11 @@ mod tests {
             ("Bytes= 1 - 2 ", 10, part(1, 2)),
             ("bytes=0-99999999999999999999999", 10, part(0, 10)),
             ("bytes=100-", 100, RangeAnswer::Unsatisfiable),
-            ("bytes=99999999999999999999999-", 100, RangeAnswer::Unsatisfiable),
+            (
+                "bytes=99999999999999999999999-",
+                100,
+                RangeAnswer::Unsatisfiable,
+            ),
             ("bytes=-0", 100, RangeAnswer::Unsatisfiable),
             ("bytes=0-", 0, RangeAnswer::Unsatisfiable),
             ("bytes=-1", 0, RangeAnswer::Unsatisfiable),
@@ -220,7 +224,10 @@ mod tests {
     fn conditions() {
         use header::{IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
         assert_eq!(check(&[]), Condition::Proceed);
-        assert_eq!(check(&[(IF_NONE_MATCH, "\"x\", W/\"abc\"")]), Condition::NotModified);
+        assert_eq!(
+            check(&[(IF_NONE_MATCH, "\"x\", W/\"abc\"")]),
+            Condition::NotModified
+        );
         assert_eq!(check(&[(IF_NONE_MATCH, "*")]), Condition::NotModified);
         assert_eq!(check(&[(IF_NONE_MATCH, "\"x\"")]), Condition::Proceed);
         assert_eq!(check(&[(IF_MATCH, "\"abc\"")]), Condition::Proceed);
