@@ -2,14 +2,15 @@ use std::sync::Arc;
 
 use sandkeep_model::{
     CreateSandbox, Error, Event, Expiry, GoneReason, Isolation, ListFilter, Page, Result, Sample,
-    Sandbox, SandboxId, Secret, Template, Timestamp, Usage,
+    Sandbox, SandboxId, Secret, State, Template, Timestamp, Usage,
 };
 use sandkeep_store::Store;
 use sandkeep_vault::Vault;
 use sandkeep_ward::{Channel, Check, Ward};
 use tokio::sync::broadcast;
+use tokio_util::sync::DropGuard;
 
-use crate::KeeperConfig;
+use crate::{KeeperConfig, agent, core::Core};
 
 /// What a client may see of a box together with what it uses right now.
 #[derive(Debug, Clone)]
@@ -33,13 +34,12 @@ pub struct LevelReport {
     pub checks: Vec<Check>,
 }
 
-/// The keeper; clones share one.
+/// The keeper; clones share one. The background work ends with the last of them.
 #[derive(Clone)]
 pub struct Keeper {
-    inner: Arc<Inner>,
+    core: Arc<Core>,
+    _ends_with_us: Arc<DropGuard>,
 }
-
-struct Inner;
 
 impl std::fmt::Debug for Keeper {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -47,11 +47,6 @@ impl std::fmt::Debug for Keeper {
     }
 }
 
-fn not_yet<T>() -> Result<T> {
-    Err(Error::internal("not built yet"))
-}
-
-#[allow(unused_variables, clippy::unused_async)]
 impl Keeper {
     /// Adopts what runs, sweeps what was half made, and starts the background work.
     pub async fn open(
@@ -60,65 +55,119 @@ impl Keeper {
         vault: Vault,
         wards: Vec<Arc<dyn Ward>>,
     ) -> Result<Self> {
-        not_yet()
+        let core = Core::new(config, store, vault, wards)?;
+        core.open().await?;
+        let ends_with_us = core.closing.clone().drop_guard();
+        Ok(Self {
+            core,
+            _ends_with_us: Arc::new(ends_with_us),
+        })
     }
 
     /// Makes a box; returns when its agent answers. From the pool when the request allows it.
+    /// A caller that goes away does not stop it half way.
     pub async fn create(&self, request: CreateSandbox) -> Result<Sandbox> {
-        not_yet()
+        self.core
+            .finish(Arc::clone(&self.core).create(request))
+            .await
     }
 
     /// A box that exists (any state but gone; pooled ones do not exist for clients). `NotFound` else.
+    #[expect(clippy::unused_async, reason = "other ledgers may have to ask")]
     pub async fn get(&self, id: &SandboxId) -> Result<Sandbox> {
-        not_yet()
+        Ok(self.core.registry.owned(id)?.sandbox())
     }
 
     /// Like [`Keeper::get`], but also finds boxes that are gone, with the reason, while their history is kept.
     pub async fn get_any(&self, id: &SandboxId) -> Result<Sandbox> {
-        not_yet()
+        if let Ok(entry) = self.core.registry.owned(id) {
+            return Ok(entry.sandbox());
+        }
+        self.core
+            .store
+            .get(id)
+            .await?
+            .filter(|record| !record.pooled)
+            .map(|record| record.sandbox)
+            .ok_or_else(|| Error::sandbox_not_found(id))
     }
 
     pub async fn view(&self, id: &SandboxId) -> Result<BoxView> {
-        not_yet()
+        let entry = self.core.registry.owned(id)?;
+        let usage = match entry.state() {
+            State::Running => self.core.usage(&entry).await,
+            _ => None,
+        };
+        Ok(BoxView {
+            sandbox: entry.sandbox(),
+            usage,
+        })
     }
 
     pub async fn list(&self, filter: &ListFilter) -> Result<Page<Sandbox>> {
-        not_yet()
+        self.core.store.list(filter).await
     }
 
     /// Ends a box. `NotFound` when it does not exist (any more).
     pub async fn kill(&self, id: &SandboxId, reason: GoneReason) -> Result<()> {
-        not_yet()
+        let entry = self.core.registry.owned(id)?;
+        let core = Arc::clone(&self.core);
+        self.core
+            .finish(async move { core.stop(&entry, reason).await })
+            .await
     }
 
     /// Sets the end to now + expiry; may shorten.
     pub async fn set_expiry(&self, id: &SandboxId, expiry: Expiry) -> Result<Sandbox> {
-        not_yet()
+        let (core, id) = (Arc::clone(&self.core), id.clone());
+        self.core
+            .finish(async move { core.move_end(&id, expiry, false).await })
+            .await
     }
 
     /// Moves the end to now + expiry unless it is later already.
     pub async fn extend(&self, id: &SandboxId, expiry: Expiry) -> Result<Sandbox> {
-        not_yet()
+        let (core, id) = (Arc::clone(&self.core), id.clone());
+        self.core
+            .finish(async move { core.move_end(&id, expiry, true).await })
+            .await
     }
 
     /// A connection to the agent of a running box. `NotFound` when there is none, `BoxUnreachable` when it does not answer.
     pub async fn connect(&self, id: &SandboxId) -> Result<Channel> {
-        not_yet()
+        let entry = self.core.registry.owned(id)?;
+        match entry.state() {
+            State::Running => agent::channel(entry.ward.as_ref(), id).await,
+            State::Stopping | State::Gone => Err(Error::sandbox_not_found(id)),
+            state => Err(Error::conflict(format!("sandbox \"{id}\" is {state}"))
+                .hint("try again when it runs")
+                .retryable(true)),
+        }
     }
 
     /// Fires when the box is gone or paused: streams of it must be cut then.
-    pub fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static {
-        std::future::pending()
+    pub fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let token = self
+            .core
+            .registry
+            .owned(id)
+            .ok()
+            .map(|entry| entry.closed.clone());
+        async move {
+            if let Some(token) = token {
+                token.cancelled_owned().await;
+            }
+        }
     }
 
     /// The access token of a running box, from memory: no I/O.
     pub fn access_token(&self, id: &SandboxId) -> Option<Secret> {
-        None
+        self.core.registry.token(id)
     }
 
     /// All running boxes with their tokens, for file signatures that name no box.
     pub fn live_tokens(&self) -> Vec<(SandboxId, Secret)> {
-        Vec::new()
+        self.core.registry.tokens()
     }
 
     /// Metrics of a box, oldest first; `from`/`to` are inclusive.
@@ -128,7 +177,7 @@ impl Keeper {
         from: Option<Timestamp>,
         to: Option<Timestamp>,
     ) -> Result<Vec<Sample>> {
-        not_yet()
+        self.core.samples(id, from, to).await
     }
 
     /// Events after `seq`, oldest first, at most `limit`; optionally of one box.
@@ -138,26 +187,45 @@ impl Keeper {
         id: Option<&SandboxId>,
         limit: u32,
     ) -> Result<Vec<Event>> {
-        not_yet()
+        self.core.store.events_after(seq, id, limit).await
+    }
+
+    /// The number of the newest event there ever was.
+    pub async fn last_event(&self) -> Result<i64> {
+        self.core.store.last_event().await
     }
 
     /// Events from now on. A receiver that lags is told so and reads on with [`Keeper::events_after`].
     pub fn subscribe(&self) -> broadcast::Receiver<Event> {
-        broadcast::channel(1).1
+        self.core.store.subscribe()
     }
 
     pub async fn templates(&self) -> Result<Vec<Template>> {
-        not_yet()
+        let found = self.core.vault.templates().await?;
+        Ok(found
+            .into_iter()
+            .map(|template| Template {
+                name: template.name,
+                created_at: template.created_at,
+                size_bytes: template.size_bytes,
+                origin: template.origin,
+            })
+            .collect())
     }
 
+    /// What the last look at the host found (at most a minute ago), and how many boxes there are.
+    #[expect(clippy::unused_async, reason = "a fresh look may be wanted one day")]
     pub async fn report(&self) -> HostReport {
+        let (boxes, pooled) = self.core.registry.count();
         HostReport {
-            levels: Vec::new(),
-            boxes: 0,
-            pooled: 0,
+            levels: self.core.levels.reports(),
+            boxes,
+            pooled,
         }
     }
 
     /// Stops the background work and finishes what is under way. Boxes go on.
-    pub async fn shutdown(&self) {}
+    pub async fn shutdown(&self) {
+        self.core.close().await;
+    }
 }

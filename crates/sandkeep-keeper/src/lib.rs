@@ -3,8 +3,23 @@
 //! The keeper decides whether something may happen in the state a box is in, lets vault
 //! and ward do it, and writes it to the ledger before and after.
 
+mod adopt;
+mod agent;
 mod config;
+mod core;
+mod create;
+mod events;
+mod expiry;
+mod idempotency;
+mod isolation;
 mod keeper;
+mod meters;
+mod pool;
+mod registry;
+mod samples;
+mod stop;
+mod sync;
+mod upkeep;
 
 pub use config::{KeeperConfig, Limiting, PoolConfig};
 pub use keeper::{BoxView, HostReport, Keeper, LevelReport};

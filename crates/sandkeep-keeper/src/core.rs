@@ -1,0 +1,104 @@
+//! What all parts of the keeper share.
+
+use std::sync::{Arc, Weak};
+
+use sandkeep_model::{Error, Result};
+use sandkeep_store::Store;
+use sandkeep_vault::Vault;
+use sandkeep_ward::Ward;
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    KeeperConfig, expiry::Deadlines, idempotency::Flights, isolation::Levels, meters, pool::Pool,
+    registry::Registry,
+};
+
+/// Boxes started at the same time: more would only make each of them slower.
+const STARTS_AT_ONCE: usize = 16;
+
+pub struct Core {
+    /// For work that goes on in the background.
+    pub me: Weak<Self>,
+    pub config: KeeperConfig,
+    pub store: Store,
+    pub vault: Vault,
+    pub levels: Levels,
+    pub registry: Registry,
+    pub pool: Pool,
+    pub deadlines: Deadlines,
+    pub flights: Flights,
+    pub starts: Semaphore,
+    /// Cancelled when the keeper closes: background work ends, what is under way finishes.
+    pub closing: CancellationToken,
+    /// What must be finished before the process ends.
+    pub tasks: TaskTracker,
+}
+
+impl Core {
+    pub fn new(
+        config: KeeperConfig,
+        store: Store,
+        vault: Vault,
+        wards: Vec<Arc<dyn Ward>>,
+    ) -> Result<Arc<Self>> {
+        let levels = Levels::new(wards)?;
+        Ok(Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            config,
+            store,
+            vault,
+            levels,
+            registry: Registry::default(),
+            pool: Pool::default(),
+            deadlines: Deadlines::default(),
+            flights: Flights::default(),
+            starts: Semaphore::new(STARTS_AT_ONCE),
+            closing: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        }))
+    }
+
+    /// Adopts what is there and starts the background work.
+    pub async fn open(self: &Arc<Self>) -> Result<()> {
+        meters::describe();
+        let (adopted, ()) = tokio::join!(self.adopt(), self.levels.look());
+        adopted?;
+        for ward in self.levels.wards() {
+            if let Some(events) = ward.events() {
+                self.tasks.spawn(Arc::clone(self).listen(events));
+            }
+        }
+        self.tasks.spawn(Arc::clone(self).expire());
+        self.tasks.spawn(Arc::clone(self).keep_pool());
+        self.tasks.spawn(Arc::clone(self).sample());
+        self.tasks.spawn(Arc::clone(self).upkeep());
+        Ok(())
+    }
+
+    /// Runs work that must come to its end even when whoever asked for it has gone.
+    pub async fn finish<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        if self.closing.is_cancelled() {
+            return Err(Error::host_not_ready("the server is shutting down")
+                .hint("try again when it is back"));
+        }
+        match self.tasks.spawn(work).await {
+            Ok(result) => result,
+            Err(error) => {
+                tracing::error!(%error, "a task of the keeper ended early");
+                Err(Error::internal(
+                    "the work ended early; the server's log tells more",
+                ))
+            }
+        }
+    }
+
+    pub async fn close(&self) {
+        self.closing.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}

@@ -1,0 +1,292 @@
+//! Making a box.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use sandkeep_agent_client::Agent;
+use sandkeep_model::{
+    Code, CreateSandbox, Error, GoneReason, Limits, OnTimeout, Result, Sandbox, SandboxId, Secret,
+    State, TemplateName, Timestamp, check_env, check_metadata,
+};
+use sandkeep_store::{Idempotency, NewBox};
+use sandkeep_vault::{Disk, TemplateInfo};
+use sandkeep_ward::{BoxSpec, LiveBox, Ward};
+
+use crate::{
+    agent,
+    core::Core,
+    idempotency,
+    meters::{self, Path},
+    registry::Entry,
+};
+
+/// No ward needs this long unless something hangs.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// A request that may be carried out.
+pub struct Plan {
+    pub request: CreateSandbox,
+    pub template: TemplateInfo,
+    pub ward: Arc<dyn Ward>,
+    pub limits: Limits,
+}
+
+impl Core {
+    /// Makes the box a request asks for, or gives the one made for it before.
+    pub async fn create(self: Arc<Self>, request: CreateSandbox) -> Result<Sandbox> {
+        let plan = self.plan(request).await?;
+        let flying = match idempotency::given(&plan.request)? {
+            None => None,
+            Some(given) => {
+                let flying = self.flights.take_off(given).await?;
+                if let Some(sandbox) = self.made_before(&flying.given).await? {
+                    return Ok(sandbox);
+                }
+                Some(flying)
+            }
+        };
+        self.make(&plan, flying.as_ref().map(|flying| &flying.given))
+            .await
+    }
+
+    async fn plan(&self, request: CreateSandbox) -> Result<Plan> {
+        check_env(&request.env)?;
+        check_metadata(&request.metadata)?;
+        if request.on_timeout == OnTimeout::Pause {
+            return Err(Error::new(
+                Code::NotImplemented,
+                "a sandbox that pauses at its timeout is not built yet",
+            )
+            .field("on_timeout")
+            .hint("let it be killed at its timeout, or give it no timeout"));
+        }
+        self.first_end(Timestamp::now(), request.expiry)?;
+        let limits = request
+            .limits
+            .resolve(&self.config.limits.default, &self.config.limits.most)?;
+        let ward = self.levels.choose(request.isolation)?;
+        let template = match self.vault.template(&request.template).await? {
+            Some(template) => template,
+            None => return Err(self.no_template(&request.template).await),
+        };
+        Ok(Plan {
+            request,
+            template,
+            ward,
+            limits,
+        })
+    }
+
+    async fn no_template(&self, name: &TemplateName) -> Error {
+        let there = self.vault.templates().await.unwrap_or_default();
+        let there: Vec<_> = there.iter().map(|t| t.name.as_str()).collect();
+        Error::not_found(format!("template '{name}' not found"))
+            .field("template")
+            .hint(if there.is_empty() {
+                "there is no template yet; make one with `sandkeep template build`".to_owned()
+            } else {
+                format!("there are: {}", there.join(", "))
+            })
+    }
+
+    async fn make(&self, plan: &Plan, given: Option<&Idempotency>) -> Result<Sandbox> {
+        let begun = Instant::now();
+        match self.claim_any(plan, given).await {
+            Ok(None) => {}
+            Ok(Some(sandbox)) => {
+                meters::created(Path::Pool, begun.elapsed());
+                return Ok(sandbox);
+            }
+            Err(error) => {
+                meters::create_failed(Path::Pool);
+                return Err(error);
+            }
+        }
+        let made = self.make_cold(plan, given).await;
+        match &made {
+            Ok(_) => meters::created(Path::Cold, begun.elapsed()),
+            Err(_) => meters::create_failed(Path::Cold),
+        }
+        made
+    }
+
+    async fn make_cold(&self, plan: &Plan, given: Option<&Idempotency>) -> Result<Sandbox> {
+        let now = Timestamp::now();
+        let request = &plan.request;
+        let sandbox = Sandbox {
+            end_at: self.first_end(now, request.expiry)?,
+            on_timeout: request.on_timeout,
+            env: request.env.clone(),
+            metadata: request.metadata.clone(),
+            ..blank(&plan.template.name, plan.ward.as_ref(), plan.limits, now)
+        };
+        let entry = Entry::new(sandbox, Arc::clone(&plan.ward), false);
+        // Taken before anybody can find the box: who wants to end it waits for us.
+        let _turn = entry.turn.lock().await;
+        self.make_room(&entry).await?;
+        let (live, _agent) = self.bring_up(&entry, given).await?;
+        // Its time counts from when it can be used.
+        let end_at = self.first_end(Timestamp::now(), request.expiry)?;
+        self.settle(&entry, &live, end_at).await?;
+        self.deadlines.moved(&entry.id, None, end_at);
+        Ok(entry.sandbox())
+    }
+
+    /// From a registered entry to a box whose agent knows who it is. On error nothing is
+    /// left of the box but the ledger's word about it. The caller has the turn.
+    pub async fn bring_up(
+        &self,
+        entry: &Arc<Entry>,
+        given: Option<&Idempotency>,
+    ) -> Result<(LiveBox, Agent)> {
+        let Ok(_slot) = self.starts.acquire().await else {
+            return Err(Error::internal("the keeper is closed"));
+        };
+        let sandbox = entry.sandbox();
+        let new = NewBox {
+            sandbox: &sandbox,
+            pooled: entry.pooled(),
+            idempotency: given,
+        };
+        // Side by side: a disk without a row is found and removed at the next start.
+        let (written, disk) = tokio::join!(
+            self.store.insert(new),
+            self.vault
+                .create_disk(&entry.id, &sandbox.template, sandbox.limits.disk_bytes())
+        );
+        if let Err(error) = written {
+            self.never_was(entry).await;
+            return Err(error.context("creating a sandbox"));
+        }
+        match self.start(entry, &sandbox, disk).await {
+            Ok(up) => Ok(up),
+            Err(error) => Err(self.give_up(entry, error).await),
+        }
+    }
+
+    async fn start(
+        &self,
+        entry: &Entry,
+        sandbox: &Sandbox,
+        disk: Result<Disk>,
+    ) -> Result<(LiveBox, Agent)> {
+        let disk = disk.map_err(|error| error.context("making the disk"))?;
+        let spec = BoxSpec {
+            id: entry.id.clone(),
+            root: disk.path,
+            limits: sandbox.limits,
+            hostname: entry.id.to_string(),
+        };
+        let live = tokio::time::timeout(START_DEADLINE, entry.ward.start(spec))
+            .await
+            .unwrap_or_else(|_| {
+                Err(Error::new(
+                    Code::DeadlineExceeded,
+                    format!("the box did not start in {} s", START_DEADLINE.as_secs()),
+                )
+                .hint("the host may be overloaded; try again"))
+            })
+            .map_err(|error| error.context("starting the box"))?;
+        let talk = async {
+            let mut agent = agent::agent(entry.ward.as_ref(), &entry.id).await?;
+            agent.init(&agent::identity_of(sandbox)).await?;
+            Ok::<_, Error>(agent)
+        };
+        let agent = talk
+            .await
+            .map_err(|error| error.context("greeting the agent"))?;
+        Ok((live, agent))
+    }
+
+    /// `creating -> running`, in the ledger and then in memory.
+    pub async fn settle(
+        &self,
+        entry: &Arc<Entry>,
+        live: &LiveBox,
+        end_at: Option<Timestamp>,
+    ) -> Result<()> {
+        let started_at = entry.with(|sandbox| sandbox.started_at);
+        let written = self
+            .store
+            .mark_running(&entry.id, &live.record, started_at, end_at, entry.pooled())
+            .await;
+        let error = match written {
+            Ok(true) => {
+                entry.amend(|sandbox| sandbox.end_at = end_at);
+                entry.became(State::Running);
+                return Ok(());
+            }
+            Ok(false) => Error::internal("the ledger lost the box while it was made"),
+            Err(error) => error,
+        };
+        Err(self.give_up(entry, error).await)
+    }
+
+    /// Clears away a box that did not come up and gives the error back.
+    pub async fn give_up(&self, entry: &Arc<Entry>, error: Error) -> Error {
+        tracing::warn!(id = %entry.id, %error, "a box could not be made");
+        let why = GoneReason::CreateFailed {
+            message: error.message.clone(),
+        };
+        entry.ending(why, false);
+        if let Err(failed) = self.clear_away(entry).await {
+            tracing::warn!(id = %entry.id, error = %failed, "clearing it away, too");
+        }
+        error
+    }
+
+    /// The ledger refused the row: there is nothing but perhaps a disk.
+    async fn never_was(&self, entry: &Arc<Entry>) {
+        if let Err(error) = self.vault.remove_disk(&entry.id).await {
+            tracing::warn!(id = %entry.id, %error, "a disk is left until the next upkeep");
+        }
+        entry.closed.cancel();
+        entry.became(State::Gone);
+        self.registry.remove(&entry.id);
+    }
+
+    /// Registers a box if the server may have one more, at the cost of a pooled one if need be.
+    async fn make_room(&self, entry: &Arc<Entry>) -> Result<()> {
+        let most = self.config.max_boxes;
+        loop {
+            if self.registry.add_within(entry, most) {
+                return Ok(());
+            }
+            if let Some(ready) = self.pool.take_any() {
+                self.discard(&ready.entry).await;
+                continue;
+            }
+            // The one being made for the pool right now is next to go.
+            if !self.pool.filled().await {
+                return Err(Error::new(
+                    Code::ResourceExhausted,
+                    format!("this server has its {most} sandboxes already"),
+                )
+                .hint("kill some, or let the operator raise `max_boxes`"));
+            }
+        }
+    }
+}
+
+/// A box that begins now and belongs to nobody in particular.
+pub fn blank(template: &TemplateName, ward: &dyn Ward, limits: Limits, now: Timestamp) -> Sandbox {
+    Sandbox {
+        id: SandboxId::random(),
+        template: template.clone(),
+        isolation: ward.level(),
+        limits,
+        state: State::Creating,
+        created_at: now,
+        started_at: now,
+        end_at: None,
+        on_timeout: OnTimeout::Kill,
+        env: std::collections::BTreeMap::new(),
+        metadata: std::collections::BTreeMap::new(),
+        access_token: Secret::random(),
+        gone: None,
+        gone_at: None,
+        oom_kills: 0,
+    }
+}

@@ -1,0 +1,218 @@
+//! The boxes that live, in memory.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use sandkeep_model::{Error, GoneReason, Result, Sandbox, SandboxId, Secret, State, Timestamp};
+use sandkeep_ward::Ward;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    meters,
+    samples::Trail,
+    sync::{lock, read, write},
+};
+
+/// One box that is not gone.
+pub struct Entry {
+    pub id: SandboxId,
+    pub ward: Arc<dyn Ward>,
+    /// Operations on the box take turns. Whoever creates it has the first one.
+    pub turn: tokio::sync::Mutex<()>,
+    /// Fires when the box stops being reachable.
+    pub closed: CancellationToken,
+    pub trail: Mutex<Trail>,
+    face: RwLock<Face>,
+    /// Somebody repeats its clean-up already.
+    retried: AtomicBool,
+}
+
+struct Face {
+    sandbox: Sandbox,
+    pooled: bool,
+    /// The state the ledger has; behind `sandbox.state` when a write failed.
+    written: State,
+    counted: bool,
+}
+
+impl Face {
+    fn label(&self) -> Option<&'static str> {
+        match self.sandbox.state {
+            _ if !self.counted => None,
+            State::Gone => None,
+            _ if self.pooled => Some("pooled"),
+            state => Some(state.name()),
+        }
+    }
+}
+
+impl Entry {
+    pub fn new(sandbox: Sandbox, ward: Arc<dyn Ward>, pooled: bool) -> Arc<Self> {
+        Arc::new(Self {
+            id: sandbox.id.clone(),
+            ward,
+            turn: tokio::sync::Mutex::default(),
+            closed: CancellationToken::new(),
+            trail: Mutex::default(),
+            face: RwLock::new(Face {
+                written: sandbox.state,
+                sandbox,
+                pooled,
+                counted: false,
+            }),
+            retried: AtomicBool::new(false),
+        })
+    }
+
+    pub fn sandbox(&self) -> Sandbox {
+        read(&self.face).sandbox.clone()
+    }
+
+    /// Looks at the box without copying it.
+    pub fn with<T>(&self, look: impl FnOnce(&Sandbox) -> T) -> T {
+        look(&read(&self.face).sandbox)
+    }
+
+    pub fn state(&self) -> State {
+        read(&self.face).sandbox.state
+    }
+
+    /// The state the ledger has.
+    pub fn written(&self) -> State {
+        read(&self.face).written
+    }
+
+    pub fn pooled(&self) -> bool {
+        read(&self.face).pooled
+    }
+
+    pub fn end_at(&self) -> Option<Timestamp> {
+        read(&self.face).sandbox.end_at
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Face)) {
+        let mut face = write(&self.face);
+        let before = face.label();
+        change(&mut face);
+        meters::moved(before, face.label());
+    }
+
+    /// Changes what is shown of the box without a step in its life.
+    pub fn amend(&self, change: impl FnOnce(&mut Sandbox)) {
+        self.change(|face| change(&mut face.sandbox));
+    }
+
+    /// A step that the ledger has.
+    pub fn became(&self, state: State) {
+        self.change(|face| {
+            face.sandbox.state = state;
+            face.written = state;
+        });
+    }
+
+    /// It ends; `written` tells whether the ledger knows that yet.
+    pub fn ending(&self, why: GoneReason, written: bool) {
+        self.change(|face| {
+            face.sandbox.state = State::Stopping;
+            face.sandbox.gone = Some(why);
+            if written {
+                face.written = State::Stopping;
+            }
+        });
+    }
+
+    /// A pooled box has an owner now.
+    pub fn claimed(&self, sandbox: Sandbox) {
+        self.change(|face| {
+            face.sandbox = sandbox;
+            face.pooled = false;
+        });
+    }
+
+    /// Whether the caller is the one to repeat the clean-up.
+    pub fn begin_retries(&self) -> bool {
+        !self.retried.swap(true, Ordering::AcqRel)
+    }
+}
+
+/// All of them.
+#[derive(Default)]
+pub struct Registry {
+    boxes: RwLock<HashMap<SandboxId, Arc<Entry>>>,
+}
+
+impl Registry {
+    /// Adds a box if there are fewer than `most`.
+    pub fn add_within(&self, entry: &Arc<Entry>, most: usize) -> bool {
+        let mut boxes = write(&self.boxes);
+        if boxes.len() >= most {
+            return false;
+        }
+        boxes.insert(entry.id.clone(), Arc::clone(entry));
+        drop(boxes);
+        entry.change(|face| face.counted = true);
+        true
+    }
+
+    pub fn remove(&self, id: &SandboxId) {
+        write(&self.boxes).remove(id);
+    }
+
+    pub fn len(&self) -> usize {
+        read(&self.boxes).len()
+    }
+
+    /// A box, pooled or not.
+    pub fn find(&self, id: &SandboxId) -> Option<Arc<Entry>> {
+        read(&self.boxes).get(id).cloned()
+    }
+
+    /// A box that exists for clients.
+    pub fn owned(&self, id: &SandboxId) -> Result<Arc<Entry>> {
+        self.find(id)
+            .filter(|entry| !entry.pooled() && entry.state() != State::Gone)
+            .ok_or_else(|| Error::sandbox_not_found(id))
+    }
+
+    pub fn all(&self) -> Vec<Arc<Entry>> {
+        read(&self.boxes).values().cloned().collect()
+    }
+
+    /// Boxes that run for somebody.
+    pub fn running(&self) -> Vec<Arc<Entry>> {
+        let mut all = self.all();
+        all.retain(|entry| !entry.pooled() && entry.state() == State::Running);
+        all
+    }
+
+    /// How many exist for clients, and how many are pooled.
+    pub fn count(&self) -> (usize, usize) {
+        let boxes = read(&self.boxes);
+        let pooled = boxes.values().filter(|entry| entry.pooled()).count();
+        (boxes.len() - pooled, pooled)
+    }
+
+    pub fn token(&self, id: &SandboxId) -> Option<Secret> {
+        let entry = self.find(id)?;
+        let face = read(&entry.face);
+        (!face.pooled && face.sandbox.state == State::Running)
+            .then(|| face.sandbox.access_token.clone())
+    }
+
+    pub fn tokens(&self) -> Vec<(SandboxId, Secret)> {
+        self.running()
+            .into_iter()
+            .map(|entry| (entry.id.clone(), entry.with(|b| b.access_token.clone())))
+            .collect()
+    }
+
+    /// Forgets what was sampled of a box when it changes hands.
+    pub fn clear_trail(entry: &Entry) {
+        *lock(&entry.trail) = Trail::default();
+    }
+}
