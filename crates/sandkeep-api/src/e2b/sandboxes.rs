@@ -1,0 +1,292 @@
+//! Making, finding and ending boxes.
+
+use axum::{Json, extract::State};
+use http::{HeaderMap, StatusCode};
+use sandkeep_model::{
+    CreateSandbox, Error, Expiry, GoneReason, IsolationWish, LimitsWish, OnTimeout, Result,
+    SandboxId, State as BoxState, check_env, check_metadata,
+};
+use serde_json::{Value, json};
+
+use super::{
+    absent::not_yet,
+    network,
+    types::{
+        ConnectBody, DetailBody, NewSandbox, RefreshBody, SandboxBody, TemplateRef, TimeoutBody,
+    },
+};
+use crate::{
+    create::{create, expiry_after, idempotency_key},
+    error::E2bError,
+    extract::{E2bId, E2bJson, E2bJsonOrNothing},
+    query::shown,
+    state::Shared,
+};
+
+/// What a create without a timeout gets, by generation.
+const DEFAULT_TIMEOUT_V1: i64 = 15;
+const DEFAULT_TIMEOUT_V2: i64 = 300;
+/// A refresh never asks for less.
+const LEAST_REFRESH: i64 = 15;
+
+pub(crate) async fn health() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+type Created = (StatusCode, Json<SandboxBody>);
+
+pub(crate) async fn create_v1(
+    state: State<Shared>,
+    headers: HeaderMap,
+    E2bJson(request): E2bJson<NewSandbox>,
+) -> Result<Created, E2bError> {
+    create_any(&state, &headers, request, DEFAULT_TIMEOUT_V1).await
+}
+
+pub(crate) async fn create_v2(
+    state: State<Shared>,
+    headers: HeaderMap,
+    E2bJson(request): E2bJson<NewSandbox>,
+) -> Result<Created, E2bError> {
+    create_any(&state, &headers, request, DEFAULT_TIMEOUT_V2).await
+}
+
+async fn create_any(
+    state: &Shared,
+    headers: &HeaderMap,
+    request: NewSandbox,
+    default_timeout: i64,
+) -> Result<Created, E2bError> {
+    let request = checked(request, headers, default_timeout)?;
+    let sandbox = create(&state.keeper, request).await?;
+    Ok((StatusCode::CREATED, Json(SandboxBody::new(&sandbox, state))))
+}
+
+fn checked(
+    request: NewSandbox,
+    headers: &HeaderMap,
+    default_timeout: i64,
+) -> Result<CreateSandbox> {
+    refuse_what_is_missing(&request)?;
+    let timeout = request.timeout.unwrap_or(default_timeout);
+    if timeout <= 0 {
+        return Err(Error::invalid("timeout", "Timeout must be greater than 0"));
+    }
+    let env = request.env_vars.unwrap_or_default();
+    let metadata = request.metadata.unwrap_or_default();
+    check_env(&env).map_err(|error| error.field("envVars"))?;
+    check_metadata(&metadata)?;
+    Ok(CreateSandbox {
+        template: TemplateRef::parse(&request.template_id)?.default_only()?,
+        isolation: IsolationWish::Auto,
+        limits: LimitsWish::default(),
+        expiry: expiry_after("timeout", timeout.unsigned_abs())?,
+        on_timeout: OnTimeout::Kill,
+        env,
+        metadata,
+        idempotency_key: idempotency_key(headers)?,
+    })
+}
+
+/// What can not be fulfilled is refused, not forgotten.
+fn refuse_what_is_missing(request: &NewSandbox) -> Result<()> {
+    let refused = |field: &str, what: &str| Err(not_yet(what).field(field));
+    if request.auto_pause_memory.is_some() && request.auto_pause != Some(true) {
+        return Err(Error::invalid(
+            "autoPauseMemory",
+            "autoPauseMemory needs autoPause",
+        ));
+    }
+    if request.auto_pause == Some(true) {
+        return refused("autoPause", "pausing a sandbox at the end of its time");
+    }
+    if request
+        .auto_resume
+        .as_ref()
+        .is_some_and(|wish| wish.enabled)
+    {
+        return refused("autoResume", "resuming a sandbox by itself");
+    }
+    if request.mcp.as_ref().is_some_and(|mcp| !mcp.is_null()) {
+        return refused("mcp", "starting an MCP gateway in a sandbox");
+    }
+    if request.iam.as_ref().is_some_and(|iam| !iam.is_null()) {
+        return refused("iam", "giving a sandbox an identity");
+    }
+    if request
+        .volume_mounts
+        .as_ref()
+        .is_some_and(|mounts| !mounts.is_empty())
+    {
+        return refused("volumeMounts", "mounting volumes");
+    }
+    if let Some(network) = &request.network {
+        network::check(network)?;
+    }
+    match request.unknown.iter().find(|(_, value)| !value.is_null()) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let field: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+            Err(not_yet(&format!("the setting {}", shown(&field)))
+                .field(field)
+                .hint("what is not understood is not ignored; leave it out"))
+        }
+    }
+}
+
+pub(crate) async fn get(
+    State(state): State<Shared>,
+    id: E2bId,
+) -> Result<Json<DetailBody>, E2bError> {
+    let sandbox = state.keeper.get(&id).await?;
+    if matches!(sandbox.state, BoxState::Stopping | BoxState::Gone) {
+        return Err(Error::sandbox_not_found(&sandbox.id).into());
+    }
+    Ok(Json(DetailBody::new(&sandbox, &state)))
+}
+
+pub(crate) async fn kill(State(state): State<Shared>, id: E2bId) -> Result<StatusCode, E2bError> {
+    state.keeper.kill(&id, GoneReason::Killed).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// May shorten; a negative time is over at once.
+pub(crate) async fn set_timeout(
+    State(state): State<Shared>,
+    id: E2bId,
+    E2bJson(request): E2bJson<TimeoutBody>,
+) -> Result<StatusCode, E2bError> {
+    let expiry = seconds(request.timeout)?;
+    state.keeper.set_expiry(&id, expiry).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Never shortens.
+pub(crate) async fn refresh(
+    State(state): State<Shared>,
+    id: E2bId,
+    E2bJsonOrNothing(request): E2bJsonOrNothing<RefreshBody>,
+) -> Result<StatusCode, E2bError> {
+    let expiry = seconds(request.duration.unwrap_or(LEAST_REFRESH).max(LEAST_REFRESH))?;
+    state.keeper.extend(&id, expiry).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn connect_v1(
+    State(state): State<Shared>,
+    id: E2bId,
+    E2bJsonOrNothing(request): E2bJsonOrNothing<ConnectBody>,
+) -> Result<Json<SandboxBody>, E2bError> {
+    let timeout = request
+        .timeout
+        .ok_or_else(|| Error::invalid("timeout", "timeout is missing"))?;
+    connect_any(&state, &id, timeout).await
+}
+
+pub(crate) async fn connect_v2(
+    State(state): State<Shared>,
+    id: E2bId,
+    E2bJsonOrNothing(request): E2bJsonOrNothing<ConnectBody>,
+) -> Result<Json<SandboxBody>, E2bError> {
+    let timeout = request.timeout.unwrap_or(DEFAULT_TIMEOUT_V2);
+    connect_any(&state, &id, timeout).await
+}
+
+/// A running box answers 200, and its end only ever moves later.
+async fn connect_any(
+    state: &Shared,
+    id: &SandboxId,
+    timeout: i64,
+) -> Result<Json<SandboxBody>, E2bError> {
+    let expiry = seconds(timeout)?;
+    let found = state.keeper.get(id).await?;
+    match found.state {
+        BoxState::Running => {}
+        BoxState::Paused => return Err(not_yet("resuming a sandbox").into()),
+        BoxState::Stopping | BoxState::Gone => return Err(Error::sandbox_not_found(id).into()),
+        other => {
+            return Err(
+                Error::conflict(format!("sandbox \"{id}\" is {other}, try again soon")).into(),
+            );
+        }
+    }
+    let sandbox = state.keeper.extend(id, expiry).await?;
+    Ok(Json(SandboxBody::new(&sandbox, state)))
+}
+
+fn seconds(given: i64) -> Result<Expiry> {
+    expiry_after("timeout", u64::try_from(given).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extract::parse_json;
+    use sandkeep_model::Code;
+    use std::time::Duration;
+
+    fn read(json: &str) -> Result<CreateSandbox> {
+        let request = parse_json::<NewSandbox>(json.as_bytes())?;
+        checked(request, &HeaderMap::new(), DEFAULT_TIMEOUT_V2)
+    }
+
+    #[test]
+    fn what_the_sdks_send_is_taken() {
+        let old = r#"{"templateID":"base","timeout":120,"secure":true,
+            "allow_internet_access":true,"metadata":{},"envVars":{}}"#;
+        let request = read(old).unwrap();
+        assert_eq!(request.expiry, Expiry::After(Duration::from_secs(120)));
+        let new = r#"{"templateID":"team/Base:default","autoPause":false,
+            "autoResume":{"enabled":false},"network":{"denyOut":["0.0.0.0/0"]},
+            "metadata":{"k":"v"},"envVars":{"A":"1"},"mcp":null,"volumeMounts":[]}"#;
+        let request = read(new).unwrap();
+        assert_eq!(request.template.as_str(), "base");
+        assert_eq!(request.expiry, Expiry::After(Duration::from_secs(300)));
+        assert_eq!(request.env["A"], "1");
+    }
+
+    #[test]
+    fn what_can_not_be_fulfilled_is_refused_in_words() {
+        for (setting, field) in [
+            (r#""autoPause":true"#, "autoPause"),
+            (r#""autoResume":{"enabled":true}"#, "autoResume"),
+            (r#""mcp":{"x":{}}"#, "mcp"),
+            (r#""iam":{"tokens":{}}"#, "iam"),
+            (
+                r#""volumeMounts":[{"name":"v","path":"/m"}]"#,
+                "volumeMounts",
+            ),
+            (r#""network":{"allowOut":["1.1.1.1"]}"#, "network.allowOut"),
+            (r#""firewall":"strict""#, "firewall"),
+        ] {
+            let error = read(&format!("{{\"templateID\":\"base\",{setting}}}")).unwrap_err();
+            assert_eq!(error.code, Code::NotImplemented, "{setting}");
+            assert_eq!(error.field.as_deref(), Some(field), "{setting}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        for (json, field) in [
+            ("{}", "templateID"),
+            (r#"{"templateID":"base","timeout":0}"#, "timeout"),
+            (r#"{"templateID":"base","timeout":-5}"#, "timeout"),
+            (
+                r#"{"templateID":"base","autoPauseMemory":false}"#,
+                "autoPauseMemory",
+            ),
+            (r#"{"templateID":"base","envVars":{"A=":"x"}}"#, "envVars"),
+        ] {
+            let error = read(json).unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument, "{json}");
+            assert_eq!(error.field.as_deref(), Some(field), "{json}");
+        }
+        let error = read(r#"{"templateID":"base","timeout":99999999999}"#).unwrap_err();
+        assert!(error.message.contains("limit"), "{error}");
+    }
+
+    #[test]
+    fn a_negative_time_is_over_at_once() {
+        assert_eq!(seconds(-7).unwrap(), Expiry::After(Duration::ZERO));
+    }
+}

@@ -1,0 +1,285 @@
+//! Bodies and path parts, with every refusal typed and naming what is wrong.
+
+use std::{ops::Deref, time::Duration};
+
+use axum::{
+    body::Body,
+    extract::{FromRequest, FromRequestParts, RawPathParams, Request},
+};
+use bytes::Bytes;
+use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use sandkeep_model::{Code, Error, Result, SandboxId, human_bytes};
+use serde::de::DeserializeOwned;
+
+use crate::{
+    error::{CONTENT_TYPE_FIELD, E2bError, NativeError},
+    query::shown,
+    state::Shared,
+};
+
+/// How long a client may take to send a small body.
+const BODY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// A JSON body of the native API.
+#[derive(Debug)]
+pub(crate) struct NativeJson<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<Shared> for NativeJson<T> {
+    type Rejection = NativeError;
+    async fn from_request(request: Request, state: &Shared) -> Result<Self, NativeError> {
+        Ok(Self(json(request, state.max_body_bytes).await?))
+    }
+}
+
+/// A JSON body of the E2B API; what the SDKs leave empty is the default.
+#[derive(Debug)]
+pub(crate) struct E2bJson<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<Shared> for E2bJson<T> {
+    type Rejection = E2bError;
+    async fn from_request(request: Request, state: &Shared) -> Result<Self, E2bError> {
+        Ok(Self(json(request, state.max_body_bytes).await?))
+    }
+}
+
+/// A JSON body that may be missing altogether.
+#[derive(Debug)]
+pub(crate) struct E2bJsonOrNothing<T>(pub T);
+
+impl<T: DeserializeOwned + Default> FromRequest<Shared> for E2bJsonOrNothing<T> {
+    type Rejection = E2bError;
+    async fn from_request(request: Request, state: &Shared) -> Result<Self, E2bError> {
+        let (parts, body) = request.into_parts();
+        let bytes = read_body(body, state.max_body_bytes).await?;
+        if bytes.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Self(T::default()));
+        }
+        check_content_type(&parts.headers)?;
+        Ok(Self(parse_json(&bytes)?))
+    }
+}
+
+async fn json<T: DeserializeOwned>(request: Request, limit: usize) -> Result<T> {
+    check_content_type(request.headers())?;
+    let bytes = read_body(request.into_body(), limit).await?;
+    parse_json(&bytes)
+}
+
+/// Some clients name no type at all; those who name one must name JSON.
+fn check_content_type(headers: &HeaderMap) -> Result<()> {
+    let Some(value) = headers.get(CONTENT_TYPE) else {
+        return Ok(());
+    };
+    let text = value.to_str().unwrap_or_default();
+    let essence = text.split(';').next().unwrap_or_default().trim();
+    let lower = essence.to_ascii_lowercase();
+    if lower == "application/json"
+        || (lower.starts_with("application/") && lower.ends_with("+json"))
+    {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        CONTENT_TYPE_FIELD,
+        format!(
+            "a body of type {} is not taken here",
+            shown(if essence.is_empty() { "?" } else { essence })
+        ),
+    )
+    .hint("send JSON with the header `Content-Type: application/json`"))
+}
+
+pub(crate) async fn read_body(body: Body, limit: usize) -> Result<Bytes> {
+    let whole = tokio::time::timeout(BODY_DEADLINE, Limited::new(body, limit).collect())
+        .await
+        .map_err(|_| Error::new(Code::DeadlineExceeded, "the body did not arrive in time"))?;
+    match whole {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(Error::new(
+            Code::TooLarge,
+            format!(
+                "the body is larger than {limit} bytes ({})",
+                human_bytes(limit as u64)
+            ),
+        )
+        .hint("send less; large data goes through the files of a sandbox")),
+        Err(_) => Err(Error::invalid("body", "the body broke off")),
+    }
+}
+
+/// Parses JSON; the error names the field by its path.
+pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Err(Error::invalid("body", "the body is empty").hint("send a JSON object"));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let path = error.path().to_string();
+        unfit(&path, error.inner())
+    })?;
+    reader.end().map_err(|error| unfit(".", &error))?;
+    Ok(value)
+}
+
+fn unfit(path: &str, error: &serde_json::Error) -> Error {
+    let said = error.to_string();
+    // The position helps only those whose text is no JSON at all.
+    let reason = match said.rfind(" at line ") {
+        Some(at) if error.is_data() => &said[..at],
+        _ => said.as_str(),
+    };
+    let outer = if path == "." { "" } else { path };
+    // serde names a missing field only in its words.
+    let missing = reason
+        .strip_prefix("missing field `")
+        .and_then(|rest| rest.strip_suffix('`'));
+    let field = match (outer, missing) {
+        ("", None) => "body".to_owned(),
+        ("", Some(name)) => name.to_owned(),
+        (outer, None) => outer.to_owned(),
+        (outer, Some(name)) => format!("{outer}.{name}"),
+    };
+    let field: String = field
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(128)
+        .collect();
+    let reason: String = reason
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(500)
+        .collect();
+    if error.is_data() {
+        Error::invalid(&field, format!("{field}: {reason}"))
+            .hint("the fields of every request are described at /v1/openapi.json")
+    } else {
+        Error::invalid(field, format!("the body is no proper JSON: {reason}"))
+    }
+}
+
+/// The `{id}` of a path.
+#[derive(Debug, Clone)]
+pub(crate) struct NativeId(pub SandboxId);
+
+impl Deref for NativeId {
+    type Target = SandboxId;
+    fn deref(&self) -> &SandboxId {
+        &self.0
+    }
+}
+
+impl FromRequestParts<Shared> for NativeId {
+    type Rejection = NativeError;
+    async fn from_request_parts(parts: &mut Parts, state: &Shared) -> Result<Self, NativeError> {
+        Ok(Self(path_part(parts, state, "id").await?.parse()?))
+    }
+}
+
+/// The `{id}` of a path of the E2B API.
+#[derive(Debug, Clone)]
+pub(crate) struct E2bId(pub SandboxId);
+
+impl Deref for E2bId {
+    type Target = SandboxId;
+    fn deref(&self) -> &SandboxId {
+        &self.0
+    }
+}
+
+impl FromRequestParts<Shared> for E2bId {
+    type Rejection = E2bError;
+    async fn from_request_parts(parts: &mut Parts, state: &Shared) -> Result<Self, E2bError> {
+        Ok(Self(path_part(parts, state, "id").await?.parse()?))
+    }
+}
+
+/// One named, decoded part of the path.
+pub(crate) async fn path_part(parts: &mut Parts, state: &Shared, name: &str) -> Result<String> {
+    let params = RawPathParams::from_request_parts(parts, state)
+        .await
+        .map_err(|_| Error::not_found("the path is not UTF-8"))?;
+    params
+        .iter()
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| value.to_owned())
+        .ok_or_else(|| Error::internal(format!("the route has no {{{name}}}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Outer {
+        #[allow(dead_code)]
+        inner: Inner,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Inner {
+        #[allow(dead_code)]
+        count: u32,
+    }
+
+    fn field_of(json: &str) -> String {
+        let error = parse_json::<Outer>(json.as_bytes()).unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument);
+        error.field.unwrap()
+    }
+
+    #[test]
+    fn the_field_is_named_by_its_path() {
+        assert_eq!(field_of(r#"{"inner":{"count":"x"}}"#), "inner.count");
+        assert_eq!(field_of(r#"{"inner":{"count":-1}}"#), "inner.count");
+        assert_eq!(field_of(r#"{"inner":{}}"#), "inner.count");
+        assert_eq!(field_of("{}"), "inner");
+        assert_eq!(
+            field_of(r#"{"inner":{"count":1,"cuont":2}}"#),
+            "inner.cuont"
+        );
+        assert_eq!(field_of(r#"{"inner":{"count":1},"more":2}"#), "more");
+        assert_eq!(field_of("[]"), "body");
+        assert_eq!(field_of(""), "body");
+        assert_eq!(field_of(r#"{"inner":{"count":1}} trailing"#), "body");
+    }
+
+    #[test]
+    fn broken_json_says_where() {
+        let error = parse_json::<Outer>(b"{\"inner\": nope").unwrap_err();
+        assert!(error.message.contains("no proper JSON"), "{error}");
+        assert!(error.message.contains("line 1"), "{error}");
+    }
+
+    #[test]
+    fn only_json_is_taken_for_json() {
+        let with = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_TYPE, value.parse().unwrap());
+            check_content_type(&headers)
+        };
+        assert!(check_content_type(&HeaderMap::new()).is_ok());
+        assert!(with("application/json").is_ok());
+        assert!(with("Application/JSON; charset=utf-8").is_ok());
+        assert!(with("application/merge-patch+json").is_ok());
+        for bad in [
+            "text/plain",
+            "a+json",
+            "+json",
+            "multipart/form-data; boundary=x",
+        ] {
+            let error = with(bad).unwrap_err();
+            assert_eq!(error.field.as_deref(), Some(CONTENT_TYPE_FIELD), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_limit_of_a_body_is_named() {
+        let error = read_body(Body::from(vec![0; 100]), 64).await.unwrap_err();
+        assert_eq!(error.code, Code::TooLarge);
+        assert!(error.message.contains("64 bytes"), "{error}");
+        assert_eq!(read_body(Body::from("ok"), 64).await.unwrap(), "ok");
+    }
+}

@@ -1,0 +1,165 @@
+//! The OpenAPI 3.1 document of the native API.
+
+use utoipa::{
+    Modify, OpenApi,
+    openapi::{
+        self, Content, Ref, RefOr, ResponseBuilder,
+        security::{
+            ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityRequirement, SecurityScheme,
+        },
+    },
+};
+
+use crate::{error::ErrorBody, v1};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Sandkeep",
+        description = "Sandboxes for AI agents, on your own machine.\n\nEvery refusal is \
+            `{\"error\": {code, message, hint, field, retryable}}`; `code` is stable, `hint` says \
+            what to do."
+    ),
+    components(schemas(ErrorBody)),
+    modifiers(&Keys),
+    tags(
+        (name = "server", description = "The server itself"),
+        (name = "sandboxes", description = "Sandboxes and their life"),
+        (name = "exec", description = "Commands in a sandbox"),
+        (name = "files", description = "Files of a sandbox"),
+        (name = "events", description = "What happened"),
+        (name = "templates", description = "What sandboxes are made from"),
+    )
+)]
+struct Skeleton;
+
+struct Keys;
+
+impl Modify for Keys {
+    fn modify(&self, document: &mut openapi::OpenApi) {
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme(
+            "api_key",
+            SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))),
+        );
+        components.add_security_scheme(
+            "bearer",
+            SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)),
+        );
+    }
+}
+
+/// Every native route with its bodies, and the one shape of every refusal.
+pub fn document() -> openapi::OpenApi {
+    let mut document = Skeleton::openapi();
+    document.info.version = env!("CARGO_PKG_VERSION").to_owned();
+    for routes in [v1::quick(), v1::streaming()] {
+        document.merge(routes.into_openapi());
+    }
+    let refusal: RefOr<openapi::Response> = ResponseBuilder::new()
+        .description("Refused: what, why, and what to do about it")
+        .content(
+            "application/json",
+            Content::new(Some(RefOr::Ref(Ref::from_schema_name("ErrorBody")))),
+        )
+        .build()
+        .into();
+    for (path, item) in &mut document.paths.paths {
+        let operations = [
+            &mut item.get,
+            &mut item.put,
+            &mut item.post,
+            &mut item.delete,
+        ];
+        for operation in operations.into_iter().flatten() {
+            let answers = &mut operation.responses.responses;
+            answers.insert("default".to_owned(), refusal.clone());
+            if path != "/v1/health" {
+                operation.security = Some(vec![
+                    SecurityRequirement::new("api_key", Vec::<String>::new()),
+                    SecurityRequirement::new("bearer", Vec::<String>::new()),
+                ]);
+            }
+        }
+    }
+    document
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_is_there_with_its_refusal() {
+        let document = serde_json::to_value(document()).unwrap();
+        assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
+        let paths = document["paths"].as_object().unwrap();
+        let mut found: Vec<String> = Vec::new();
+        for (path, item) in paths {
+            for (method, operation) in item.as_object().unwrap() {
+                found.push(format!("{} {path}", method.to_uppercase()));
+                let id = format!("{method} {path}");
+                assert!(operation["tags"][0].is_string(), "{id}");
+                assert!(operation["summary"].is_string(), "{id}");
+                assert!(operation["responses"]["default"].is_object(), "{id}");
+                let locked = operation["security"].is_array();
+                assert_eq!(locked, path != "/v1/health", "{id}");
+            }
+        }
+        found.sort();
+        let mut wanted = [
+            "DELETE /v1/sandboxes/{id}",
+            "DELETE /v1/sandboxes/{id}/files",
+            "GET /v1/events",
+            "GET /v1/health",
+            "GET /v1/host",
+            "GET /v1/sandboxes",
+            "GET /v1/sandboxes/{id}",
+            "GET /v1/sandboxes/{id}/exec",
+            "GET /v1/sandboxes/{id}/files",
+            "GET /v1/sandboxes/{id}/files/list",
+            "GET /v1/sandboxes/{id}/files/stat",
+            "GET /v1/sandboxes/{id}/logs",
+            "GET /v1/sandboxes/{id}/metrics",
+            "GET /v1/templates",
+            "GET /v1/templates/{name}",
+            "GET /v1/version",
+            "POST /v1/sandboxes",
+            "POST /v1/sandboxes/{id}/exec",
+            "POST /v1/sandboxes/{id}/files/mkdir",
+            "POST /v1/sandboxes/{id}/files/move",
+            "POST /v1/sandboxes/{id}/timeout",
+            "PUT /v1/sandboxes/{id}/files",
+        ];
+        wanted.sort_unstable();
+        assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn references(value: &serde_json::Value, into: &mut Vec<String>) {
+            match value {
+                serde_json::Value::Object(map) => {
+                    for (key, value) in map {
+                        match value.as_str() {
+                            Some(target) if key == "$ref" => into.push(target.to_owned()),
+                            _ => references(value, into),
+                        }
+                    }
+                }
+                serde_json::Value::Array(list) => {
+                    list.iter().for_each(|value| references(value, into));
+                }
+                _ => {}
+            }
+        }
+        let document = serde_json::to_value(document()).unwrap();
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(found.len() > 20);
+        for target in found {
+            let pointer = target.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{target}");
+        }
+    }
+}

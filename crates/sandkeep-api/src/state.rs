@@ -1,0 +1,68 @@
+use std::{fmt, sync::Arc, time::Duration};
+
+use sandkeep_keeper::Keeper;
+use sandkeep_model::Secret;
+use tokio_util::sync::CancellationToken;
+
+/// Gives all metrics of the process as Prometheus text.
+pub type MetricsText = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// What the front desk needs to know.
+#[derive(Clone)]
+pub struct ApiState {
+    pub keeper: Keeper,
+    /// The one key of this server; without it only `/v1/health` answers.
+    pub api_key: Secret,
+    pub metrics_text: MetricsText,
+    /// Whether `/metrics` answers without the key.
+    pub metrics_open: bool,
+    /// The version of the server.
+    pub version: String,
+    /// The domain under which `<port>-<id>.<domain>` reaches boxes, if there is one.
+    pub domain: Option<String>,
+    /// The largest JSON body that is read.
+    pub max_body_bytes: usize,
+    /// How long a request that is not a stream may take.
+    pub request_timeout: Duration,
+    /// Ends the streams (events, interactive commands) when the server stops.
+    pub shutdown: CancellationToken,
+}
+
+impl ApiState {
+    pub const DEFAULT_MAX_BODY_BYTES: usize = 1024 * 1024;
+    pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+    /// A front desk with the usual bounds, closed metrics and no domain.
+    pub fn new(
+        keeper: Keeper,
+        api_key: Secret,
+        metrics_text: MetricsText,
+        version: impl Into<String>,
+    ) -> Self {
+        Self {
+            keeper,
+            api_key,
+            metrics_text,
+            metrics_open: false,
+            version: version.into(),
+            domain: None,
+            max_body_bytes: Self::DEFAULT_MAX_BODY_BYTES,
+            request_timeout: Self::DEFAULT_REQUEST_TIMEOUT,
+            shutdown: CancellationToken::new(),
+        }
+    }
+}
+
+impl fmt::Debug for ApiState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ApiState")
+            .field("version", &self.version)
+            .field("domain", &self.domain)
+            .field("max_body_bytes", &self.max_body_bytes)
+            .field("request_timeout", &self.request_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How handlers get at it.
+pub(crate) type Shared = Arc<ApiState>;

@@ -1,0 +1,47 @@
+//! The native API.
+
+mod command;
+mod events;
+mod exec;
+mod exec_ws;
+mod files;
+mod host;
+mod lifecycle;
+mod run;
+mod sandboxes;
+mod templates;
+mod text;
+mod types;
+
+pub(crate) use sandboxes::limit;
+
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use crate::state::Shared;
+
+/// Routes that answer at once and have a deadline.
+pub(crate) fn quick() -> OpenApiRouter<Shared> {
+    OpenApiRouter::new()
+        .routes(routes!(host::health))
+        .routes(routes!(host::version))
+        .routes(routes!(host::host))
+        .routes(routes!(sandboxes::create, sandboxes::list))
+        .routes(routes!(sandboxes::get, lifecycle::kill))
+        .routes(routes!(lifecycle::set_timeout))
+        .routes(routes!(lifecycle::metrics))
+        .routes(routes!(lifecycle::logs))
+        .routes(routes!(files::list))
+        .routes(routes!(files::stat))
+        .routes(routes!(files::mkdir))
+        .routes(routes!(files::rename))
+        .routes(routes!(templates::list))
+        .routes(routes!(templates::get))
+}
+
+/// Routes that last as long as a command, a file or a client does.
+pub(crate) fn streaming() -> OpenApiRouter<Shared> {
+    OpenApiRouter::new()
+        .routes(routes!(exec::exec, exec_ws::interactive))
+        .routes(routes!(files::read, files::write, files::remove))
+        .routes(routes!(events::events))
+}

@@ -1,0 +1,296 @@
+//! A command that runs, on behalf of a client that may vanish.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use sandkeep_agent_api::process::{EndEvent, Output, ProcessEvent, Selector, Signal};
+use sandkeep_agent_client::ProcessStream;
+use sandkeep_model::{Code, Error, Result, SandboxId, State};
+use serde::Serialize;
+use tokio::sync::oneshot;
+use utoipa::ToSchema;
+
+use super::command::Command;
+use crate::{agent, state::Shared};
+
+/// How long the agent may take to say that a command has started.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+/// A command may leave its input unread as long as it likes.
+pub(crate) const INPUT_DEADLINE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What `timeout(1)` answers.
+const TIMED_OUT: i32 = 124;
+
+/// Where a command wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Channel {
+    Stdout,
+    Stderr,
+    Tty,
+}
+
+#[derive(Debug)]
+pub(crate) enum Happening {
+    Output(Channel, Bytes),
+    /// Nothing, but it is still there.
+    Keepalive,
+    Exited(Exit),
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct Exit {
+    /// Its exit code; 128 plus the signal's number if one ended it, 124 if its time was over.
+    pub exit_code: i32,
+    /// The signal that ended it, e.g. `KILL`.
+    #[schema(required)]
+    pub signal: Option<String>,
+    /// Whether it was killed because `timeout_ms` was over.
+    pub timed_out: bool,
+}
+
+/// A running command. Dropping it kills the command, unless it was detached or has ended.
+pub(crate) struct Run {
+    stream: ProcessStream,
+    closed: Pin<Box<dyn Future<Output = ()> + Send>>,
+    leash: Leash,
+    has_timeout: bool,
+}
+
+impl Run {
+    /// Starts a command; refusals of the box (no such user, no such directory) come at once.
+    pub(crate) async fn start(state: &Shared, id: &SandboxId, command: Command) -> Result<Self> {
+        let (tell, told) = oneshot::channel();
+        let (state, id) = (Arc::clone(state), id.clone());
+        // Not in the client's task: if it vanished between the start and the answer, nobody
+        // would know whom to kill.
+        tokio::spawn(async move {
+            let run = begin(state, id, command).await;
+            // Unclaimed, it is dropped here and the command with it.
+            drop(tell.send(run));
+        });
+        told.await
+            .map_err(|_| Error::internal("starting the command was broken off"))?
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.leash.pid
+    }
+
+    /// What happens next; after [`Happening::Exited`] or an error nothing does. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Result<Happening> {
+        let event = tokio::select! {
+            biased;
+            event = self.stream.next() => event,
+            () = &mut self.closed => return Err(self.explain(cut()).await),
+        };
+        match event {
+            Ok(Some(ProcessEvent::Data(output))) => Ok(match output {
+                Output::Stdout(blob) => Happening::Output(Channel::Stdout, blob.0),
+                Output::Stderr(blob) => Happening::Output(Channel::Stderr, blob.0),
+                Output::Pty(blob) => Happening::Output(Channel::Tty, blob.0),
+            }),
+            Ok(Some(ProcessEvent::End(end))) => {
+                self.leash.armed = false;
+                Ok(Happening::Exited(exit(&end)))
+            }
+            Ok(Some(ProcessEvent::Start(_) | ProcessEvent::Keepalive(_))) => {
+                Ok(Happening::Keepalive)
+            }
+            Ok(None) => Err(self.explain(cut()).await),
+            Err(error) if error.code == Code::DeadlineExceeded && self.has_timeout => {
+                self.leash.armed = false;
+                Ok(Happening::Exited(Exit {
+                    exit_code: TIMED_OUT,
+                    signal: Some("KILL".to_owned()),
+                    timed_out: true,
+                }))
+            }
+            Err(error) => Err(self.explain(error).await),
+        }
+    }
+
+    /// A broken connection has a better reason when the box is gone.
+    async fn explain(&mut self, error: Error) -> Error {
+        if error.code != Code::BoxUnreachable {
+            return error;
+        }
+        match self.leash.state.keeper.get_any(&self.leash.id).await {
+            Ok(sandbox) if matches!(sandbox.state, State::Gone | State::Stopping) => {
+                self.leash.armed = false;
+                let why = sandbox
+                    .gone
+                    .map_or_else(String::new, |why| format!(": {why}"));
+                Error::not_found(format!(
+                    "sandbox \"{}\" ended while the command ran{why}",
+                    sandbox.id
+                ))
+                .hint("make a new sandbox, with more time or memory if that was the reason")
+            }
+            _ => error,
+        }
+    }
+}
+
+fn cut() -> Error {
+    Error::new(
+        Code::BoxUnreachable,
+        "the connection to the sandbox was cut while the command ran",
+    )
+}
+
+async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
+    let closed = Box::pin(state.keeper.closed(&id));
+    let agent = agent::open(&state, &id).await?;
+    let user = command.user.as_deref();
+    let mut stream = agent.start(&command.start, user, command.timeout).await?;
+    let first = tokio::time::timeout(START_DEADLINE, stream.next())
+        .await
+        .map_err(|_| {
+            Error::new(Code::DeadlineExceeded, "the command did not start in time")
+                .hint("the box may be overloaded; give it more CPU and memory")
+        })??;
+    let Some(ProcessEvent::Start(started)) = first else {
+        return Err(Error::new(
+            Code::BoxUnreachable,
+            "the agent did not say that the command started",
+        ));
+    };
+    let leash = Leash {
+        armed: !command.detach,
+        pid: started.pid,
+        state,
+        id,
+    };
+    if let Some(bytes) = command.stdin {
+        // It ends by itself: at the end of the bytes, or when the process is gone.
+        tokio::spawn(feed(
+            Arc::clone(&leash.state),
+            leash.id.clone(),
+            leash.pid,
+            bytes,
+        ));
+    }
+    Ok(Run {
+        stream,
+        closed,
+        leash,
+        has_timeout: command.timeout.is_some(),
+    })
+}
+
+/// Writes all of `bytes` to a process and closes its input.
+async fn feed(state: Shared, id: SandboxId, pid: u32, bytes: Bytes) {
+    const PIECE: usize = 64 * 1024;
+    let all = async {
+        let mut agent = agent::open(&state, &id).await?.deadline(INPUT_DEADLINE);
+        for piece in bytes.chunks(PIECE) {
+            agent.send_stdin(Selector::Pid(pid), piece).await?;
+        }
+        agent.close_stdin(Selector::Pid(pid)).await
+    };
+    if let Err(error) = all.await {
+        // Usual for programs that do not read all of their input.
+        tracing::debug!(sandbox = %id, pid, %error, "feeding a command");
+    }
+}
+
+/// Kills the process when dropped armed.
+struct Leash {
+    state: Shared,
+    id: SandboxId,
+    pid: u32,
+    armed: bool,
+}
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        if !self.armed {
+            return;
+        }
+        let (state, id, pid) = (Arc::clone(&self.state), self.id.clone(), self.pid);
+        runtime.spawn(async move {
+            let killed = async {
+                let mut agent = agent::open(&state, &id).await?;
+                agent.signal(Selector::Pid(pid), Signal::Kill).await
+            };
+            match killed.await {
+                Ok(()) => tracing::debug!(sandbox = %id, pid, "killed with its client"),
+                Err(error) => tracing::debug!(sandbox = %id, pid, %error, "killing a command"),
+            }
+        });
+    }
+}
+
+fn exit(end: &EndEvent) -> Exit {
+    let plain = |exit_code, signal| Exit {
+        exit_code,
+        signal,
+        timed_out: false,
+    };
+    if end.exited {
+        return plain(end.exit_code, None);
+    }
+    let words = end.status.strip_prefix("signal: ").unwrap_or(&end.status);
+    let words = words.strip_suffix(" (core dumped)").unwrap_or(words);
+    match signal(words) {
+        Some((number, name)) => plain(128 + number, Some(name.to_owned())),
+        None => {
+            let shown = words.chars().filter(|c| !c.is_control()).take(64).collect();
+            plain(255, Some(shown))
+        }
+    }
+}
+
+/// envd names signals in words.
+fn signal(words: &str) -> Option<(i32, &'static str)> {
+    Some(match words {
+        "hangup" => (1, "HUP"),
+        "interrupt" => (2, "INT"),
+        "quit" => (3, "QUIT"),
+        "illegal instruction" => (4, "ILL"),
+        "trace/breakpoint trap" => (5, "TRAP"),
+        "aborted" => (6, "ABRT"),
+        "bus error" => (7, "BUS"),
+        "floating point exception" => (8, "FPE"),
+        "killed" => (9, "KILL"),
+        "user defined signal 1" => (10, "USR1"),
+        "segmentation fault" => (11, "SEGV"),
+        "user defined signal 2" => (12, "USR2"),
+        "broken pipe" => (13, "PIPE"),
+        "alarm clock" => (14, "ALRM"),
+        "terminated" => (15, "TERM"),
+        "CPU time limit exceeded" => (24, "XCPU"),
+        "file size limit exceeded" => (25, "XFSZ"),
+        "bad system call" => (31, "SYS"),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_told_as_shells_tell_them() {
+        let ended = |exited, exit_code, status: &str| {
+            exit(&EndEvent {
+                exit_code,
+                exited,
+                status: status.to_owned(),
+                error: None,
+            })
+        };
+        assert_eq!(ended(true, 3, "exit status 3").exit_code, 3);
+        let killed = ended(false, -1, "signal: killed");
+        assert_eq!(killed.exit_code, 137);
+        assert_eq!(killed.signal.as_deref(), Some("KILL"));
+        let crashed = ended(false, -1, "signal: segmentation fault (core dumped)");
+        assert_eq!(crashed.exit_code, 139);
+        let strange = ended(false, -1, "signal: \u{1b}odd");
+        assert_eq!(strange.exit_code, 255);
+        assert_eq!(strange.signal.as_deref(), Some("odd"));
+    }
+}
