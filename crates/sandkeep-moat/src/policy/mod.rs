@@ -1,0 +1,15 @@
+//! What a box may reach, as types: parsed once, decided in one place.
+
+mod address;
+mod decide;
+mod document;
+mod e2b;
+mod host;
+mod rule;
+
+pub use address::{AddressGuard, Forbidden};
+pub use decide::{Decision, Explanation, HttpTarget, Target, explain};
+pub use document::{EgressLimits, MAX_RULES, Policy, Standing};
+pub use e2b::{E2bNetwork, E2bRule, E2bTransform};
+pub use host::{Host, HostError};
+pub use rule::{HttpRule, PathPattern, Ports, Rule, To};

@@ -1,0 +1,354 @@
+//! One rule: where to, on which ports, and for HTTP which requests.
+
+use std::{fmt, net::IpAddr, str::FromStr};
+
+use ipnet::IpNet;
+use sandkeep_model::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::Host;
+
+/// What a rule points at.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum To {
+    Host(Host),
+    /// `*.domain`: everything below it, not the domain itself.
+    Below(String),
+    Net(IpNet),
+}
+
+impl To {
+    pub fn matches(&self, host: &Host) -> bool {
+        match self {
+            Self::Host(own) => own == host,
+            Self::Below(domain) => host.is_below(domain),
+            Self::Net(net) => matches!(host, Host::Address(address) if net.contains(address)),
+        }
+    }
+
+    /// Whether this rule can only be decided by name, so that an address proves nothing.
+    pub const fn needs_a_name(&self) -> bool {
+        matches!(self, Self::Host(Host::Name(_)) | Self::Below(_))
+    }
+}
+
+impl FromStr for To {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if let Some(domain) = text.strip_prefix("*.") {
+            return match domain.parse::<Host>() {
+                // `*.org` would open half the internet by a slip of the pen.
+                Ok(Host::Name(name)) if name.contains('.') => Ok(Self::Below(name)),
+                Ok(Host::Name(name)) => Err(Error::invalid(
+                    "to",
+                    format!("\"*.{name}\" names a whole top-level domain"),
+                )
+                .hint("name the domains one by one, or use the profile `open`")),
+                Ok(Host::Address(_)) => Err(Error::invalid(
+                    "to",
+                    format!(
+                        "\"{}\": a wildcard stands before a name, not an address",
+                        text.escape_debug()
+                    ),
+                )),
+                Err(error) => Err(Error::invalid("to", error.to_string())),
+            };
+        }
+        if text.contains('/') {
+            return text
+                .parse::<IpNet>()
+                .map(|net| Self::Net(net.trunc()))
+                .map_err(|_| {
+                    Error::invalid(
+                        "to",
+                        format!(
+                            "\"{}\" is no network like 192.0.2.0/24",
+                            text.escape_debug()
+                        ),
+                    )
+                });
+        }
+        let plain = text
+            .strip_prefix('[')
+            .and_then(|t| t.strip_suffix(']'))
+            .unwrap_or(text);
+        plain
+            .parse()
+            .map(Self::Host)
+            .map_err(|error: super::HostError| {
+                Error::invalid("to", error.to_string())
+                    .hint("write a name, *.name, an address or a network like 192.0.2.0/24")
+            })
+    }
+}
+
+impl fmt::Display for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(host) => host.fmt(f),
+            Self::Below(domain) => write!(f, "*.{domain}"),
+            Self::Net(net) => net.fmt(f),
+        }
+    }
+}
+
+/// Ports a rule opens; empty means every port.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
+pub struct Ports(Vec<(u16, u16)>);
+
+impl Ports {
+    pub fn any() -> Self {
+        Self::default()
+    }
+
+    pub fn one(port: u16) -> Self {
+        Self(vec![(port, port)])
+    }
+
+    pub fn contains(&self, port: u16) -> bool {
+        self.0.is_empty()
+            || self
+                .0
+                .iter()
+                .any(|(low, high)| (*low..=*high).contains(&port))
+    }
+
+    pub fn parse(items: &[serde_json::Value]) -> Result<Self> {
+        let bad = |shown: &dyn fmt::Display| {
+            Error::invalid("ports", format!("{shown} is no port or range"))
+                .hint("write 443 or \"8000-8100\"")
+        };
+        let mut ranges = Vec::new();
+        for item in items {
+            let range = match item {
+                serde_json::Value::Number(number) => {
+                    let port = number
+                        .as_u64()
+                        .and_then(|n| u16::try_from(n).ok())
+                        .ok_or_else(|| bad(number))?;
+                    (port, port)
+                }
+                serde_json::Value::String(text) => {
+                    let (low, high) = text.split_once('-').unwrap_or((text, text));
+                    (
+                        low.trim().parse().map_err(|_| bad(text))?,
+                        high.trim().parse().map_err(|_| bad(text))?,
+                    )
+                }
+                other => return Err(bad(other)),
+            };
+            if range.0 == 0 || range.0 > range.1 {
+                return Err(bad(item));
+            }
+            ranges.push(range);
+        }
+        Ok(Self(ranges))
+    }
+
+    pub fn to_json(&self) -> Vec<serde_json::Value> {
+        self.0
+            .iter()
+            .map(|(low, high)| {
+                if low == high {
+                    (*low).into()
+                } else {
+                    format!("{low}-{high}").into()
+                }
+            })
+            .collect()
+    }
+}
+
+/// A path with `*` for any characters, `/` included; matched against the path as it is sent.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PathPattern(String);
+
+impl PathPattern {
+    pub fn new(text: &str) -> Result<Self> {
+        if text.starts_with('/') && text.len() <= 2048 && !text.chars().any(char::is_control) {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(Error::invalid(
+            "path",
+            "a path starts with / and has at most 2048 characters",
+        ))
+    }
+
+    /// `path` without its query. Whatever a server may read as another path (`..`, `//`, encoded
+    /// slashes and dots) matches nothing but a pattern for everything.
+    pub fn matches(&self, path: &str) -> bool {
+        if self.0 == "/*" || self.0 == "*" {
+            return true;
+        }
+        !is_ambiguous(path) && glob(self.0.as_bytes(), path.as_bytes())
+    }
+}
+
+fn is_ambiguous(path: &str) -> bool {
+    let lower = path.to_ascii_lowercase();
+    lower.contains("//")
+        || lower.contains("%2f")
+        || lower.contains("%2e")
+        || lower.contains("%5c")
+        || lower.contains("%00")
+        || lower.contains("%25")
+        || lower.contains('\\')
+        || lower.split('/').any(|part| {
+            // `..;x=1` is `..` to some servers.
+            let bare = part.split(';').next().unwrap_or(part);
+            bare == "." || bare == ".."
+        })
+}
+
+/// `*` matches any run of bytes. Linear in both lengths for one star, bounded by their product.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        if p < pattern.len() && pattern[p] == b'*' {
+            star = Some((p, t));
+            p += 1;
+        } else if p < pattern.len() && pattern[p] == text[t] {
+            p += 1;
+            t += 1;
+        } else if let Some((at, from)) = star {
+            p = at + 1;
+            t = from + 1;
+            star = Some((at, from + 1));
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|b| *b == b'*')
+}
+
+/// Which HTTP requests a rule lets through. Seeing them inside TLS needs interception.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpRule {
+    /// Upper case; empty means every method.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub methods: Vec<String>,
+    pub path: PathPattern,
+}
+
+impl HttpRule {
+    pub fn matches(&self, method: &str, path: &str) -> bool {
+        (self.methods.is_empty() || self.methods.iter().any(|own| own == method))
+            && self.path.matches(path)
+    }
+}
+
+/// One thing a box may reach.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Rule {
+    pub to: To,
+    pub ports: Ports,
+    /// Empty: any traffic. Else only these requests, and nothing that is not HTTP.
+    pub http: Vec<HttpRule>,
+}
+
+impl Rule {
+    pub fn to(to: To) -> Self {
+        Self {
+            to,
+            ports: Ports::any(),
+            http: Vec::new(),
+        }
+    }
+
+    /// `example.org`, `*.example.org:443`, `192.0.2.0/24:22`.
+    pub fn parse_short(text: &str) -> Result<Self> {
+        let (to, ports) = match text.rsplit_once(':') {
+            Some((to, port))
+                if !port.is_empty()
+                    && port.bytes().all(|b| b.is_ascii_digit())
+                    && !is_bare_v6(text) =>
+            {
+                (
+                    to,
+                    Ports::parse(&[serde_json::Value::String(port.to_owned())])?,
+                )
+            }
+            _ => (text, Ports::any()),
+        };
+        Ok(Self {
+            to: to.parse()?,
+            ports,
+            http: Vec::new(),
+        })
+    }
+
+    pub fn matches(&self, host: &Host, port: u16) -> bool {
+        self.to.matches(host) && self.ports.contains(port)
+    }
+
+    /// How the rule is named in refusals, audits and explanations.
+    pub fn name(&self) -> String {
+        let ports = self.ports.to_json();
+        if ports.is_empty() {
+            return self.to.to_string();
+        }
+        let list: Vec<String> = ports
+            .iter()
+            .map(|p| p.as_str().map_or_else(|| p.to_string(), str::to_owned))
+            .collect();
+        format!("{} port {}", self.to, list.join(","))
+    }
+}
+
+fn is_bare_v6(text: &str) -> bool {
+    let address = text.split('/').next().unwrap_or(text);
+    address.parse::<IpAddr>().is_ok_and(|a| a.is_ipv6())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_forms() {
+        let rule = Rule::parse_short("*.Example.org:443").unwrap();
+        assert!(rule.matches(&"a.example.org".parse().unwrap(), 443));
+        assert!(!rule.matches(&"a.example.org".parse().unwrap(), 80));
+        assert!(!rule.matches(&"example.org".parse().unwrap(), 443));
+        assert!(
+            Rule::parse_short("2001:db8::/32")
+                .unwrap()
+                .matches(&"2001:db8::5".parse().unwrap(), 1)
+        );
+        assert!(
+            Rule::parse_short("192.0.2.0/24:22")
+                .unwrap()
+                .matches(&"192.0.2.9".parse().unwrap(), 22)
+        );
+        for bad in ["*.org", "*.*", "*", "a/b", "*.192.0.2.1", "a b", ""] {
+            assert!(Rule::parse_short(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn path_tricks_match_nothing() {
+        let pattern = PathPattern::new("/repos/me/*").unwrap();
+        assert!(pattern.matches("/repos/me/x"));
+        for trick in [
+            "/repos/me/../you",
+            "/repos/me/%2e%2e/you",
+            "/repos/me/..;/you",
+            "/repos/me//x",
+            "/repos/me/%2fx",
+            "/repos/me/\\x",
+            "/repos/you/x",
+        ] {
+            assert!(!pattern.matches(trick), "{trick}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_with_many_stars_is_quick() {
+        let pattern = PathPattern::new(&format!("/{}b", "*a".repeat(100))).unwrap();
+        assert!(!pattern.matches(&format!("/{}", "a".repeat(5000))));
+    }
+}
