@@ -1,0 +1,82 @@
+//! Limits and counters in the files of version 1.
+
+use super::files::{keyed, read, read_number, write, write_if_there};
+use crate::failure::Failure;
+use std::{io, path::Path};
+
+pub const CPU_PERIOD_USEC: u64 = 100_000;
+
+pub fn set_memory(dir: &Path, bytes: u64) -> Result<(), Failure> {
+    // Swap would make the limit soft; where it can not be counted it is at least avoided.
+    write_if_there(dir, "memory.swappiness", 0)?;
+    match write(dir, "memory.limit_in_bytes", bytes) {
+        // The limit may not exceed the one for memory and swap together: raise that first.
+        Err(failure) if failure.source.raw_os_error() == Some(libc::EINVAL) => {
+            write_if_there(dir, "memory.memsw.limit_in_bytes", bytes)?;
+            write(dir, "memory.limit_in_bytes", bytes)?;
+        }
+        other => other?,
+    }
+    match write_if_there(dir, "memory.memsw.limit_in_bytes", bytes) {
+        // Accounting of swap is switched off at boot: the file is there but refuses.
+        Err(failure) if failure.source.kind() == io::ErrorKind::Unsupported => Ok(()),
+        other => other,
+    }
+}
+
+pub fn set_cpu(dir: &Path, millis: u32) -> Result<(), Failure> {
+    write(dir, "cpu.cfs_period_us", CPU_PERIOD_USEC)?;
+    write(
+        dir,
+        "cpu.cfs_quota_us",
+        u64::from(millis) * CPU_PERIOD_USEC / 1000,
+    )
+}
+
+pub fn set_pids(dir: &Path, most: u32) -> Result<(), Failure> {
+    write(dir, "pids.max", most)
+}
+
+pub fn cpu_usec(cpuacct: &Path) -> Result<u64, Failure> {
+    Ok(read_number(cpuacct, "cpuacct.usage")? / 1000)
+}
+
+pub fn memory_bytes(dir: &Path) -> Result<u64, Failure> {
+    read_number(dir, "memory.usage_in_bytes")
+}
+
+pub fn cache_bytes(dir: &Path) -> Result<u64, Failure> {
+    let stat = read(dir, "memory.stat")?;
+    Ok(keyed(&stat, "total_active_file") + keyed(&stat, "total_inactive_file"))
+}
+
+pub fn oom_kills(dir: &Path) -> Result<u64, Failure> {
+    Ok(keyed(&read(dir, "memory.oom_control")?, "oom_kill"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn limits_go_into_the_files_of_version_1() {
+        let dir = tempfile::tempdir().unwrap();
+        for file in [
+            "memory.limit_in_bytes",
+            "cpu.cfs_period_us",
+            "cpu.cfs_quota_us",
+            "pids.max",
+        ] {
+            fs::write(dir.path().join(file), "").unwrap();
+        }
+        set_memory(dir.path(), 1 << 20).unwrap();
+        set_cpu(dir.path(), 1500).unwrap();
+        set_pids(dir.path(), 99).unwrap();
+        let read = |file| fs::read_to_string(dir.path().join(file)).unwrap();
+        assert_eq!(read("memory.limit_in_bytes"), "1048576");
+        assert_eq!(read("cpu.cfs_quota_us"), "150000");
+        assert_eq!(read("pids.max"), "99");
+        assert!(!dir.path().join("memory.memsw.limit_in_bytes").exists());
+    }
+}

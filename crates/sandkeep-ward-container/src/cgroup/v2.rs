@@ -1,0 +1,139 @@
+//! Limits and counters in the files of cgroup2, and making a subtree there.
+
+use super::{
+    files::{keyed, read, read_number, write, write_if_there},
+    layout::V2Mount,
+    v1::CPU_PERIOD_USEC,
+};
+use crate::failure::{Doing, Failure};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+const CONTROLLERS: &str = "+cpu +memory +pids";
+
+pub fn set_memory(dir: &Path, bytes: u64) -> Result<(), Failure> {
+    write_if_there(dir, "memory.swap.max", 0)?;
+    // One child is lost at the limit, not the whole box.
+    write_if_there(dir, "memory.oom.group", 0)?;
+    write(dir, "memory.max", bytes)
+}
+
+pub fn set_cpu(dir: &Path, millis: u32) -> Result<(), Failure> {
+    let quota = u64::from(millis) * CPU_PERIOD_USEC / 1000;
+    write(dir, "cpu.max", format_args!("{quota} {CPU_PERIOD_USEC}"))
+}
+
+pub fn set_pids(dir: &Path, most: u32) -> Result<(), Failure> {
+    write(dir, "pids.max", most)
+}
+
+pub fn cpu_usec(dir: &Path) -> Result<u64, Failure> {
+    Ok(keyed(&read(dir, "cpu.stat")?, "usage_usec"))
+}
+
+pub fn memory_bytes(dir: &Path) -> Result<u64, Failure> {
+    read_number(dir, "memory.current")
+}
+
+pub fn cache_bytes(dir: &Path) -> Result<u64, Failure> {
+    let stat = read(dir, "memory.stat")?;
+    Ok(keyed(&stat, "active_file") + keyed(&stat, "inactive_file"))
+}
+
+pub fn oom_kills(dir: &Path) -> Result<u64, Failure> {
+    Ok(keyed(&read(dir, "memory.events")?, "oom_kill"))
+}
+
+/// A directory for our cgroups whose children can have all controllers.
+///
+/// In a unit with `Delegate=yes` it is below the unit; otherwise at the top, where every
+/// runtime without a delegated unit puts its own.
+pub fn make_tree(v2: &V2Mount, name: &str) -> Result<PathBuf, Failure> {
+    let own = v2.mount.join(&v2.own);
+    let base = if v2.own.as_os_str().is_empty() || !delegated(&own) {
+        v2.mount.clone()
+    } else {
+        own
+    };
+    enable_below(&base)?;
+    let tree = base.join(name);
+    make_dir(&tree)?;
+    write(&tree, "cgroup.subtree_control", CONTROLLERS)?;
+    Ok(tree)
+}
+
+/// A cgroup with processes of its own can not share out controllers; ours and those of our
+/// unit move into a leaf first.
+fn enable_below(base: &Path) -> Result<(), Failure> {
+    match write(base, "cgroup.subtree_control", CONTROLLERS) {
+        Err(failure) if failure.source.kind() == io::ErrorKind::ResourceBusy => {
+            let leaf = base.join("sandkeep.server");
+            make_dir(&leaf)?;
+            for pid in read(base, "cgroup.procs")?.lines() {
+                match write(&leaf, "cgroup.procs", pid) {
+                    // It ended meanwhile.
+                    Err(gone) if gone.source.raw_os_error() == Some(libc::ESRCH) => {}
+                    other => other?,
+                }
+            }
+            write(base, "cgroup.subtree_control", CONTROLLERS)
+        }
+        other => other,
+    }
+}
+
+/// systemd marks a cgroup it has given away.
+fn delegated(dir: &Path) -> bool {
+    ["trusted.delegate", "user.delegate"].into_iter().any(|name| {
+        let mut value = [0_u8; 8];
+        matches!(rustix::fs::getxattr(dir, name, &mut value[..]), Ok(1) if value[0] == b'1')
+    })
+}
+
+pub fn make_dir(dir: &Path) -> Result<(), Failure> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.doing(format_args!("making the cgroup {}", dir.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fixture(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn limits_go_into_the_files_of_version_2() {
+        let dir = fixture(&[("memory.max", ""), ("cpu.max", ""), ("pids.max", "")]);
+        set_memory(dir.path(), 4096).unwrap();
+        set_cpu(dir.path(), 250).unwrap();
+        set_pids(dir.path(), 7).unwrap();
+        let read = |file| fs::read_to_string(dir.path().join(file)).unwrap();
+        assert_eq!(read("memory.max"), "4096");
+        assert_eq!(read("cpu.max"), "25000 100000");
+        assert_eq!(read("pids.max"), "7");
+    }
+
+    #[test]
+    fn counters_come_from_the_files_of_version_2() {
+        let dir = fixture(&[
+            ("cpu.stat", "usage_usec 77\nuser_usec 70\n"),
+            ("memory.current", "8192\n"),
+            ("memory.stat", "anon 1\ninactive_file 3\nactive_file 4\n"),
+            ("memory.events", "low 0\nmax 9\noom 2\noom_kill 1\n"),
+        ]);
+        assert_eq!(cpu_usec(dir.path()).unwrap(), 77);
+        assert_eq!(memory_bytes(dir.path()).unwrap(), 8192);
+        assert_eq!(cache_bytes(dir.path()).unwrap(), 7);
+        assert_eq!(oom_kills(dir.path()).unwrap(), 1);
+    }
+}

@@ -1,0 +1,238 @@
+//! What this level needs of the host, each with what to do about it.
+
+use crate::{
+    cgroup::layout::{Kind, Layout},
+    seccomp::Filters,
+};
+use sandkeep_ward::Check;
+use std::{fs, path::Path};
+
+/// Mapped mounts on btrfs came with 5.15; clone into a cgroup and close_range are older.
+const OLDEST_KERNEL: (u32, u32) = (5, 15);
+
+pub fn all(state_dir: &Path) -> Vec<Check> {
+    vec![
+        root(),
+        kernel(&text("/proc/sys/kernel/osrelease")),
+        user_namespaces(&text("/proc/sys/user/max_user_namespaces")),
+        network_namespaces(&text("/proc/sys/user/max_net_namespaces")),
+        cgroups(),
+        seccomp(&text("/proc/sys/kernel/seccomp/actions_avail")),
+        mapped_mounts(state_dir),
+        core_pattern(&text("/proc/sys/kernel/core_pattern")),
+        file_limit(),
+    ]
+}
+
+fn text(path: &str) -> String {
+    fs::read_to_string(path)
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
+
+fn root() -> Check {
+    const NAME: &str = "root";
+    if !rustix::process::geteuid().is_root() {
+        return Check::missing(
+            NAME,
+            "the server does not run as root",
+            "run it as root or with sudo",
+        );
+    }
+    let needed = rustix::thread::CapabilitySet::SYS_ADMIN
+        | rustix::thread::CapabilitySet::SETUID
+        | rustix::thread::CapabilitySet::SETGID
+        | rustix::thread::CapabilitySet::NET_ADMIN
+        | rustix::thread::CapabilitySet::KILL
+        | rustix::thread::CapabilitySet::CHOWN;
+    match rustix::thread::capabilities(None) {
+        Ok(sets) if sets.effective.contains(needed) => Check::ok(NAME, "root with its capabilities"),
+        _ => Check::missing(
+            NAME,
+            "root without the capability to make namespaces",
+            "start the server outside of a container, or in a privileged one",
+        ),
+    }
+}
+
+fn kernel(release: &str) -> Check {
+    const NAME: &str = "kernel";
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(str::parse::<u32>);
+    let version = (numbers.next(), numbers.next());
+    match version {
+        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= OLDEST_KERNEL => {
+            Check::ok(NAME, release)
+        }
+        (Some(Ok(_)), Some(Ok(_))) => Check::missing(
+            NAME,
+            format!("{release} is too old"),
+            format!(
+                "use a kernel of {}.{} or newer",
+                OLDEST_KERNEL.0, OLDEST_KERNEL.1
+            ),
+        ),
+        _ => Check::warning(
+            NAME,
+            format!("the version {release:?} can not be read"),
+            "make sure that /proc is mounted",
+        ),
+    }
+}
+
+fn user_namespaces(most: &str) -> Check {
+    const NAME: &str = "user namespaces";
+    match most.parse::<u64>() {
+        Ok(0) => Check::missing(
+            NAME,
+            "switched off",
+            "sysctl -w user.max_user_namespaces=15000, and make it last in /etc/sysctl.d",
+        ),
+        Ok(most) => Check::ok(NAME, format!("up to {most}")),
+        Err(_) => Check::missing(
+            NAME,
+            "the kernel has none",
+            "use a kernel with CONFIG_USER_NS=y",
+        ),
+    }
+}
+
+fn network_namespaces(most: &str) -> Check {
+    const NAME: &str = "network namespaces";
+    match most.parse::<u64>() {
+        Ok(0) => Check::missing(
+            NAME,
+            "switched off",
+            "sysctl -w user.max_net_namespaces=15000, and make it last in /etc/sysctl.d",
+        ),
+        Ok(most) => Check::ok(NAME, format!("up to {most}")),
+        Err(_) => Check::missing(
+            NAME,
+            "the kernel has none",
+            "use a kernel with CONFIG_NET_NS=y",
+        ),
+    }
+}
+
+fn cgroups() -> Check {
+    const NAME: &str = "cgroups";
+    let layout = match Layout::of_this_host() {
+        Ok(layout) => layout,
+        Err(error) => return Check::missing(NAME, error.message, "mount /proc"),
+    };
+    match layout.kind() {
+        Ok(Kind::Unified) => Check::ok(NAME, "cgroup2 with cpu, memory and pids"),
+        Ok(Kind::Hybrid) => Check::ok(NAME, "controllers on version 1, cgroup2 beside them"),
+        Ok(Kind::V1Only) => Check::warning(
+            NAME,
+            "version 1 only: ending boxes takes a little longer",
+            "mount cgroup2, or boot with systemd.unified_cgroup_hierarchy=1",
+        ),
+        Err(error) => Check::missing(NAME, error.message, error.hint.unwrap_or_default()),
+    }
+}
+
+fn seccomp(actions: &str) -> Check {
+    const NAME: &str = "seccomp";
+    if !actions.split(' ').any(|action| action == "errno") {
+        return Check::missing(
+            NAME,
+            "the kernel has no seccomp filters",
+            "use a kernel with CONFIG_SECCOMP_FILTER=y",
+        );
+    }
+    match Filters::compile() {
+        Ok(_) => Check::ok(NAME, "filters can be installed"),
+        Err(error) => Check::missing(NAME, error.message, "report this: it is a fault of ours"),
+    }
+}
+
+/// File systems on which owners can be mapped, by the number statfs gives.
+const MAPPABLE: [(u64, &str); 5] = [
+    (0x9123_683e, "btrfs"),
+    (0xef53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x0102_1994, "tmpfs"),
+    (0xf2f5_2010, "f2fs"),
+];
+
+fn mapped_mounts(state_dir: &Path) -> Check {
+    const NAME: &str = "idmapped mounts";
+    let kind = match rustix::fs::statfs(state_dir) {
+        Ok(stat) => stat.f_type.cast_unsigned(),
+        Err(error) => {
+            return Check::missing(
+                NAME,
+                format!("{}: {error}", state_dir.display()),
+                "give a state directory that exists",
+            );
+        }
+    };
+    match MAPPABLE.iter().find(|(number, _)| *number == kind) {
+        Some((_, name)) => Check::ok(NAME, format!("the state directory is on {name}")),
+        None => Check::warning(
+            NAME,
+            format!("the state directory is on a file system ({kind:#x}) without them"),
+            "put the state directory on btrfs, ext4 or xfs",
+        ),
+    }
+}
+
+/// Boxes never start it (see the core limit); host programs that touch a box's files might.
+fn core_pattern(pattern: &str) -> Check {
+    const NAME: &str = "core dumps";
+    if pattern.starts_with('|') {
+        Check::ok(
+            NAME,
+            format!("{pattern}; boxes are kept from starting it by their core limit"),
+        )
+    } else {
+        Check::ok(NAME, "written to files; boxes write none")
+    }
+}
+
+fn file_limit() -> Check {
+    const NAME: &str = "open files";
+    const ENOUGH: u64 = 65_536;
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    match most {
+        Some(most) if most < ENOUGH => Check::warning(
+            NAME,
+            format!("the server may open {most} files; a box can not have more than that"),
+            "raise it: LimitNOFILE=1048576 in the unit, or ulimit -n",
+        ),
+        Some(most) => Check::ok(NAME, format!("up to {most}")),
+        None => Check::ok(NAME, "no limit"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sandkeep_ward::Verdict;
+
+    #[test]
+    fn kernels() {
+        assert_eq!(kernel("6.18.44-generic").verdict, Verdict::Ok);
+        assert_eq!(kernel("5.15.0").verdict, Verdict::Ok);
+        let old = kernel("5.10.0-32-amd64");
+        assert_eq!(old.verdict, Verdict::Missing);
+        assert!(old.fix.unwrap().contains("5.15"));
+        assert_eq!(kernel("").verdict, Verdict::Warning);
+    }
+
+    #[test]
+    fn switched_off_namespaces_say_how_to_switch_them_on() {
+        assert_eq!(user_namespaces("96343").verdict, Verdict::Ok);
+        assert!(user_namespaces("0").fix.unwrap().contains("sysctl"));
+        assert_eq!(user_namespaces("").verdict, Verdict::Missing);
+        assert_eq!(network_namespaces("0").verdict, Verdict::Missing);
+    }
+
+    #[test]
+    fn a_kernel_without_errno_filters_is_missing() {
+        assert_eq!(seccomp("kill_process errno allow").verdict, Verdict::Ok);
+        assert_eq!(seccomp("").verdict, Verdict::Missing);
+    }
+}

@@ -1,0 +1,224 @@
+//! The server's side of the launcher: starts it, hands it jobs, starts it again when it died.
+
+use super::protocol::{self, Answer, Job, Setup, Started};
+use crate::{failure::Doing, sys::watch_fd};
+use rustix::io::Errno;
+use sandkeep_model::{Code, Error, Result};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    process::{Child, Command},
+    sync::Mutex,
+    time::timeout,
+};
+
+/// From handing out a job to the agent running; far above what a loaded host needs.
+const START_DEADLINE: Duration = Duration::from_secs(20);
+
+#[derive(Debug)]
+pub struct Launcher {
+    program: PathBuf,
+    arguments: Vec<String>,
+    setup: Setup,
+    running: Mutex<Option<Arc<Running>>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    control: AsyncFd<OwnedFd>,
+    child: std::sync::Mutex<Child>,
+}
+
+/// What came of one attempt.
+enum Outcome {
+    Answered(Answer, Option<OwnedFd>),
+    /// The launcher died before it answered.
+    Silence,
+}
+
+impl Launcher {
+    pub const fn new(program: PathBuf, arguments: Vec<String>, setup: Setup) -> Self {
+        Self {
+            program,
+            arguments,
+            setup,
+            running: Mutex::const_new(None),
+        }
+    }
+
+    /// Cgroups whose names begin with this belong to the launcher or its boxes.
+    pub fn tag(&self) -> &str {
+        &self.setup.tag
+    }
+
+    /// Starts it now, so that its spare workers are ready before the first box.
+    pub async fn warm(&self) -> Result<()> {
+        self.running().await.map(drop)
+    }
+
+    async fn running(&self) -> Result<Arc<Running>> {
+        let mut slot = self.running.lock().await;
+        if let Some(running) = slot.as_ref()
+            && running.alive()
+        {
+            return Ok(Arc::clone(running));
+        }
+        if slot.is_some() {
+            tracing::warn!("the launcher has died; starting another");
+        }
+        let running = Arc::new(self.spawn()?);
+        *slot = Some(Arc::clone(&running));
+        drop(slot);
+        Ok(running)
+    }
+
+    fn spawn(&self) -> Result<Running> {
+        let (ours, theirs) = protocol::pair().doing("making a socket pair")?;
+        rustix::io::ioctl_fionbio(&ours, true)
+            .map_err(io::Error::from)
+            .doing("making a socket pair")?;
+        let child = Command::new(&self.program)
+            .args(&self.arguments)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .current_dir("/")
+            .spawn()
+            .doing(format_args!(
+                "starting the launcher {}",
+                self.program.display()
+            ))?;
+        let setup = protocol::encode(&self.setup).doing("encoding the setup")?;
+        protocol::send(&ours, &setup, &[]).doing("sending the setup")?;
+        Ok(Running {
+            control: watch_fd(ours, Interest::READABLE | Interest::WRITABLE)
+                .doing("watching the launcher")?,
+            child: std::sync::Mutex::new(child),
+        })
+    }
+
+    /// Starts a box; the descriptor is its pidfd.
+    pub async fn start(&self, job: &Job, directory: &OwnedFd) -> Result<(Started, OwnedFd)> {
+        let bytes = protocol::encode(job).doing("encoding the job")?;
+        let mut outcome = self.attempt(&bytes, directory).await?;
+        if matches!(outcome, Outcome::Silence) {
+            // The job was lost with the launcher: a new one gets it once more.
+            outcome = self.attempt(&bytes, directory).await?;
+        }
+        match outcome {
+            Outcome::Answered(Answer::Started(started), Some(pidfd)) => Ok((started, pidfd)),
+            Outcome::Answered(Answer::Started(_), None) => {
+                Err(Error::internal("the launcher sent no pidfd"))
+            }
+            Outcome::Answered(Answer::Failed { message, errno }, _) => Err(refusal(message, errno)),
+            Outcome::Silence => Err(Error::internal("the launcher died while it made the box")
+                .retryable(true)
+                .hint("look for its last words in the server's log")),
+        }
+    }
+
+    async fn attempt(&self, job: &[u8], directory: &OwnedFd) -> Result<Outcome> {
+        let running = self.running().await?;
+        let (ours, theirs) = protocol::pair().doing("making a socket pair")?;
+        rustix::io::ioctl_fionbio(&ours, true)
+            .map_err(io::Error::from)
+            .doing("making a socket pair")?;
+        let reply = watch_fd(ours, Interest::READABLE).doing("watching a job")?;
+        let talk = async {
+            if !running
+                .send(job, &[theirs.as_fd(), directory.as_fd()])
+                .await?
+            {
+                return Ok(Outcome::Silence);
+            }
+            drop(theirs);
+            receive(&reply).await
+        };
+        match timeout(START_DEADLINE, talk).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                // It may have answered in this very moment; then the box must not be lost.
+                if let Ok(Some(packet)) = protocol::receive(reply.get_ref())
+                    && let Some(pidfd) = packet.fds.first()
+                {
+                    let _gone = rustix::process::pidfd_send_signal(
+                        pidfd,
+                        rustix::process::Signal::KILL,
+                    );
+                }
+                Err(Error::new(
+                    Code::DeadlineExceeded,
+                    format!(
+                        "the box was not up after {} seconds",
+                        START_DEADLINE.as_secs()
+                    ),
+                )
+                .hint("the host is overloaded; try again, or run fewer boxes"))
+            }
+        }
+    }
+}
+
+async fn receive(reply: &AsyncFd<OwnedFd>) -> Result<Outcome> {
+    let packet = reply
+        .async_io(Interest::READABLE, |fd| protocol::receive(fd))
+        .await
+        .doing("waiting for the launcher")?;
+    let Some(mut packet) = packet else {
+        return Ok(Outcome::Silence);
+    };
+    let answer = packet.parse().doing("reading the launcher's answer")?;
+    Ok(Outcome::Answered(answer, packet.fds.pop()))
+}
+
+impl Running {
+    fn alive(&self) -> bool {
+        self.child
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .try_wait()
+            .is_ok_and(|status| status.is_none())
+    }
+
+    /// False when nobody is at the other end any more.
+    async fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<bool> {
+        let sent = self
+            .control
+            .async_io(Interest::WRITABLE, |fd| protocol::send(fd, bytes, fds))
+            .await;
+        match sent {
+            Ok(()) => Ok(true),
+            Err(error)
+                if [Errno::PIPE, Errno::CONNRESET, Errno::NOTCONN]
+                    .iter()
+                    .any(|gone| error.raw_os_error() == Some(gone.raw_os_error())) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error).doing("sending to the launcher").map_err(Error::from),
+        }
+    }
+}
+
+/// The worker's words as an error of the server.
+fn refusal(message: String, errno: Option<i32>) -> Error {
+    let error = errno.map_or_else(
+        || Error::internal(""),
+        |errno| Error::from(io::Error::from_raw_os_error(errno)),
+    );
+    let code = match errno {
+        Some(libc::EAGAIN) => Code::ResourceExhausted,
+        _ => error.code,
+    };
+    let mut made = Error::new(code, format!("starting the box: {message}"));
+    made.hint = error.hint.or_else(|| {
+        Some("run `sandkeep doctor`: it looks at everything this level needs".to_owned())
+    });
+    made
+}

@@ -1,0 +1,362 @@
+//! The file systems of a box.
+//!
+//! The root is hostile: a template may hold links anywhere. So it becomes the root first,
+//! and only then other file systems are attached below it, each on a directory that is
+//! opened without following links. The host's tree hangs on until then by a descriptor.
+
+use crate::{
+    failure::{Doing, Failure},
+    sys::set_mount_attributes,
+    tmpfs,
+};
+use rustix::{
+    fs::{
+        AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, statat,
+        symlinkat,
+    },
+    io::Errno,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
+        OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
+        mount_change, move_mount, open_tree, unmount,
+    },
+    process::{chdir, fchdir, pivot_root},
+};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
+const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
+const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+const STRICT: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
+    .union(MountAttrFlags::MOUNT_ATTR_NODEV)
+    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+
+/// Device nodes every program expects; nothing that stores or reaches anything.
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+/// Links that programs expect in /dev.
+const DEV_LINKS: [(&str, &str); 5] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+];
+
+/// Files of /proc that tell about or command the whole host: /dev/null is put over them.
+const MASKED_FILES: [&str; 14] = [
+    "kcore",
+    "keys",
+    "key-users",
+    "timer_list",
+    "timer_stats",
+    "sched_debug",
+    "latency_stats",
+    "sysrq-trigger",
+    "kmsg",
+    "kpagecount",
+    "kpageflags",
+    "kpagecgroup",
+    "kallsyms",
+    "slabinfo",
+];
+
+/// Directories of /proc about the host: an empty one is put over them.
+const MASKED_DIRS: [&str; 3] = ["acpi", "scsi", "driver"];
+
+/// Directories of /proc that may be read.
+const READ_ONLY: [&str; 4] = ["sys", "irq", "bus", "fs"];
+
+/// Where the agent's file is in the box; root there can neither write nor move it.
+const AGENT: &str = "sandkeep-agent";
+
+/// A copy of the mount at `path` that is attached nowhere.
+fn detached(at: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
+    open_tree(
+        at,
+        path.as_ref(),
+        OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_SYMLINK_NOFOLLOW,
+    )
+}
+
+/// Made by the worker, which has the host's rights: the root with owners mapped into the box.
+/// A device node in a template opens nothing.
+pub fn prepare_root(root: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+    let mount = detached(CWD, root).doing(format_args!("opening the root {}", root.display()))?;
+    set_mount_attributes(mount.as_fd(), NODEV, Some(namespace))
+        .doing("mapping the owners of the root (the file system must know idmapped mounts)")?;
+    Ok(mount)
+}
+
+/// Made by the worker: the agent's file, which nobody can change through this mount.
+pub fn prepare_agent(agent: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+    let attributes = RDONLY | NODEV | NOSUID;
+    let mount =
+        detached(CWD, agent).doing(format_args!("opening the agent {}", agent.display()))?;
+    // Where owners can not be mapped the agent still runs; it is then owned by nobody.
+    if set_mount_attributes(mount.as_fd(), attributes, Some(namespace)).is_err() {
+        set_mount_attributes(mount.as_fd(), attributes, None)
+            .doing("making the agent read-only")?;
+    }
+    Ok(mount)
+}
+
+/// Makes `root` the root of this process. The host's tree stays attached on top of it, in
+/// reach only of the descriptor that is returned.
+pub fn enter_root(root: BorrowedFd<'_>, mountpoint: &Path) -> Result<OwnedFd, Failure> {
+    mount_change(
+        "/",
+        MountPropagationFlags::REC | MountPropagationFlags::PRIVATE,
+    )
+    .doing("taking the mounts of the box apart from the host's")?;
+    let host = open(
+        "/",
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .doing("opening the host's root")?;
+    move_mount(
+        root,
+        "",
+        CWD,
+        mountpoint,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )
+    .doing("mounting the root")?;
+    fchdir(root).doing("entering the root")?;
+    pivot_root(".", ".").doing("changing the root")?;
+    Ok(host)
+}
+
+/// Lets go of the host's tree: after this nothing of it can be named.
+pub fn leave_host(host: OwnedFd) -> Result<(), Failure> {
+    fchdir(&host).doing("leaving the host's tree")?;
+    drop(host);
+    unmount(".", UnmountFlags::DETACH).doing("detaching the host's tree")?;
+    chdir("/").doing("entering the root")
+}
+
+/// Everything below the root. Returns the agent's mount, now attached.
+pub fn populate(host: &OwnedFd, agent: BorrowedFd<'_>, memory: u64) -> Result<(), Failure> {
+    let root = open(
+        "/",
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .doing("opening the root")?;
+    let proc = fresh("proc", &[], STRICT)?;
+    attach(&proc, &directory(&root, "proc", 0o555)?).doing("mounting /proc")?;
+    let dev = devices(host, &root, memory)?;
+    close_proc(&proc, &dev)?;
+    system(host, &root)?;
+    temporary(&root)?;
+    let run = fresh(
+        "tmpfs",
+        &[
+            ("mode", "755"),
+            ("size", &tmpfs::run_bytes(memory).to_string()),
+        ],
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
+    )?;
+    attach(&run, &directory(&root, "run", 0o755)?).doing("mounting /run")?;
+    // Many programs expect it, and the /run of the image is covered.
+    mkdirat(&run, "lock", Mode::from_raw_mode(0o1777)).doing("making /run/lock")?;
+    chmod(&run, "lock", 0o1777)?;
+    let place = file(&run, AGENT)?;
+    attach(agent, &place).doing("mounting the agent")
+}
+
+fn devices(host: &OwnedFd, root: &OwnedFd, memory: u64) -> Result<OwnedFd, Failure> {
+    let dev = fresh(
+        "tmpfs",
+        &[("mode", "755"), ("size", "65536"), ("nr_inodes", "256")],
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    )?;
+    attach(&dev, &directory(root, "dev", 0o755)?).doing("mounting /dev")?;
+    for name in DEVICES {
+        let doing = format_args!("mounting /dev/{name}").to_string();
+        let node = detached(host, Path::new("dev").join(name)).doing(&doing)?;
+        set_mount_attributes(node.as_fd(), NOSUID | NOEXEC, None).doing(&doing)?;
+        attach(&node, &file(&dev, name)?).doing(&doing)?;
+    }
+    for (name, target) in DEV_LINKS {
+        symlinkat(target, &dev, name).doing(format_args!("making /dev/{name}"))?;
+    }
+    let pts = fresh(
+        "devpts",
+        &[
+            ("gid", "5"),
+            ("mode", "620"),
+            ("ptmxmode", "666"),
+            ("max", "1024"),
+        ],
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    )?;
+    attach(&pts, &directory(&dev, "pts", 0o755)?).doing("mounting /dev/pts")?;
+    let shm = fresh(
+        "tmpfs",
+        &[
+            ("mode", "1777"),
+            ("size", &tmpfs::shm_bytes(memory).to_string()),
+        ],
+        STRICT,
+    )?;
+    attach(&shm, &directory(&dev, "shm", 0o755)?).doing("mounting /dev/shm")?;
+    let mqueue = fresh("mqueue", &[], STRICT)?;
+    attach(&mqueue, &directory(&dev, "mqueue", 0o755)?).doing("mounting /dev/mqueue")?;
+    Ok(dev)
+}
+
+/// Root in the box is nobody to the files of /proc that matter; this is the second wall.
+fn close_proc(proc: &OwnedFd, dev: &OwnedFd) -> Result<(), Failure> {
+    for name in MASKED_FILES {
+        if let Some(target) = there(proc, name)? {
+            let doing = format!("masking /proc/{name}");
+            let null = detached(dev, "null").doing(&doing)?;
+            set_mount_attributes(null.as_fd(), NOSUID | NOEXEC, None).doing(&doing)?;
+            attach(&null, &target).doing(&doing)?;
+        }
+    }
+    for name in MASKED_DIRS {
+        if let Some(target) = there(proc, name)? {
+            let empty = fresh(
+                "tmpfs",
+                &[("mode", "555"), ("nr_inodes", "2")],
+                STRICT | MountAttrFlags::MOUNT_ATTR_RDONLY,
+            )?;
+            attach(&empty, &target).doing(format_args!("masking /proc/{name}"))?;
+        }
+    }
+    for name in READ_ONLY {
+        if let Some(target) = there(proc, name)? {
+            let doing = format!("making /proc/{name} read-only");
+            let copy = detached(proc, name).doing(&doing)?;
+            set_mount_attributes(copy.as_fd(), RDONLY | NOSUID | NODEV | NOEXEC, None)
+                .doing(&doing)?;
+            attach(&copy, &target).doing(&doing)?;
+        }
+    }
+    Ok(())
+}
+
+/// /sys belongs to the network namespace and so to the host: the box gets an empty one with
+/// the processors in it, which many programs count.
+fn system(host: &OwnedFd, root: &OwnedFd) -> Result<(), Failure> {
+    const CPU: &str = "sys/devices/system/cpu";
+    let sys = fresh(
+        "tmpfs",
+        &[("mode", "755"), ("size", "65536"), ("nr_inodes", "32")],
+        STRICT,
+    )?;
+    attach(&sys, &directory(root, "sys", 0o555)?).doing("mounting /sys")?;
+    let mut at = directory(&sys, "devices", 0o755)?;
+    for name in ["system", "cpu"] {
+        at = directory(&at, name, 0o755)?;
+    }
+    if statat(host, CPU, AtFlags::empty()).is_ok() {
+        let cpu = detached(host, CPU).doing("mounting /sys/devices/system/cpu")?;
+        set_mount_attributes(cpu.as_fd(), RDONLY | NOSUID | NODEV | NOEXEC, None)
+            .doing("making /sys/devices/system/cpu read-only")?;
+        attach(&cpu, &at).doing("mounting /sys/devices/system/cpu")?;
+    }
+    set_mount_attributes(sys.as_fd(), RDONLY, None).doing("making /sys read-only")
+}
+
+/// /tmp is part of the root and of its disk limit; an image may lack it.
+fn temporary(root: &OwnedFd) -> Result<(), Failure> {
+    match mkdirat(root, "tmp", Mode::from_raw_mode(0o1777)) {
+        Ok(()) => chmod(root, "tmp", 0o1777),
+        Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error).doing("making /tmp"),
+    }
+}
+
+/// Past the umask.
+fn chmod(at: &OwnedFd, name: &str, mode: u32) -> Result<(), Failure> {
+    rustix::fs::chmodat(at, name, Mode::from_raw_mode(mode), AtFlags::empty())
+        .doing(format_args!("changing the mode of {name}"))
+}
+
+/// A file system of the box's own, attached nowhere yet.
+fn fresh(
+    kind: &str,
+    options: &[(&str, &str)],
+    attributes: MountAttrFlags,
+) -> Result<OwnedFd, Failure> {
+    let make = || {
+        let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+        for (key, value) in options {
+            fsconfig_set_string(&context, *key, *value)?;
+        }
+        fsconfig_create(&context)?;
+        fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+    };
+    make().doing(format_args!("making a {kind} for the box"))
+}
+
+fn attach(mount: impl AsFd, target: &OwnedFd) -> rustix::io::Result<()> {
+    move_mount(
+        mount,
+        "",
+        target,
+        "",
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH,
+    )
+}
+
+/// Opens a directory directly below `at`, made if missing; a link in its place is refused.
+fn directory(at: &OwnedFd, name: &str, mode: u32) -> Result<OwnedFd, Failure> {
+    match mkdirat(at, name, Mode::from_raw_mode(mode)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error).doing(format_args!("making the directory {name}")),
+    }
+    openat2(
+        at,
+        name,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH,
+    )
+    .doing(format_args!(
+        "opening the directory {name} (it must be no link)"
+    ))
+}
+
+/// An empty file in one of our own file systems, to mount another file on.
+fn file(at: &OwnedFd, name: &str) -> Result<OwnedFd, Failure> {
+    let make = || {
+        drop(openat(
+            at,
+            name,
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC,
+            Mode::from_raw_mode(0o644),
+        )?);
+        openat(
+            at,
+            name,
+            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+    };
+    make().doing(format_args!("making the file {name}"))
+}
+
+/// Opens what may not exist on this kernel.
+fn there(at: &OwnedFd, name: &str) -> Result<Option<OwnedFd>, Failure> {
+    match openat(
+        at,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    ) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error).doing(format_args!("opening /proc/{name}")),
+    }
+}

@@ -1,0 +1,178 @@
+//! What server, launcher and worker say to each other: one JSON value per packet, with
+//! descriptors beside it.
+
+use crate::cgroup::Cgroups;
+use rustix::{
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    },
+};
+use sandkeep_model::Limits;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+};
+
+/// No packet is larger; paths and limits are far below it.
+const MOST_BYTES: usize = 64 * 1024;
+const MOST_FDS: usize = 3;
+
+/// The first packet to a launcher.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Setup {
+    /// The ward's cgroup tree.
+    pub tree: Cgroups,
+    /// Begins the name of every cgroup this launcher makes.
+    pub tag: String,
+    /// The agent as the ward keeps it: executable, readable to nobody.
+    pub agent: PathBuf,
+    /// An empty directory on which the root is mounted, seen by nobody else.
+    pub mountpoint: PathBuf,
+    /// Workers to hold ready.
+    pub spares: usize,
+}
+
+/// One box to start. Beside it travel the socket for the answer and the box's directory.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    pub root: PathBuf,
+    pub hostname: String,
+    pub limits: Limits,
+    /// The host id that is root in the box.
+    pub first_id: u32,
+}
+
+/// What a worker answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Answer {
+    /// The agent runs; its pidfd is beside this.
+    Started(Started),
+    Failed {
+        message: String,
+        errno: Option<i32>,
+    },
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Started {
+    pub pid: i32,
+    pub start_ticks: u64,
+    pub cgroups: Cgroups,
+}
+
+/// A packet as it came.
+#[derive(Debug)]
+pub struct Packet {
+    pub bytes: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Packet {
+    pub fn parse<T: DeserializeOwned>(&self) -> io::Result<T> {
+        serde_json::from_slice(&self.bytes).map_err(io::Error::from)
+    }
+}
+
+pub fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
+    let bytes = serde_json::to_vec(value)?;
+    if bytes.len() > MOST_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the message is too long",
+        ));
+    }
+    Ok(bytes)
+}
+
+/// Sends one packet; never half of it.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    loop {
+        match sendmsg(
+            &socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        ) {
+            Err(Errno::INTR) => {}
+            other => return other.map(drop).map_err(io::Error::from),
+        }
+    }
+}
+
+/// Receives one packet; `None` when the other side has closed.
+pub fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
+    let mut bytes = vec![0_u8; MOST_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if received.bytes == 0 && fds.is_empty() {
+        return Ok(None);
+    }
+    bytes.truncate(received.bytes);
+    Ok(Some(Packet { bytes, fds }))
+}
+
+/// A pair of sockets that keep packets whole.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(io::Error::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_stay_whole_and_carry_descriptors() {
+        let (a, b) = pair().unwrap();
+        let (carried, other_end) = pair().unwrap();
+        send(&a, b"one", &[carried.as_fd()]).unwrap();
+        send(&a, b"two", &[]).unwrap();
+        drop((a, carried));
+        let first = receive(&b).unwrap().unwrap();
+        assert_eq!((first.bytes.as_slice(), first.fds.len()), (&b"one"[..], 1));
+        assert_eq!(receive(&b).unwrap().unwrap().bytes, b"two");
+        assert!(receive(&b).unwrap().is_none());
+        send(&first.fds[0], b"x", &[]).unwrap();
+        assert_eq!(receive(&other_end).unwrap().unwrap().bytes, b"x");
+    }
+
+    #[test]
+    fn a_message_that_no_packet_holds_is_refused() {
+        assert!(encode(&"x".repeat(MOST_BYTES)).is_err());
+    }
+}

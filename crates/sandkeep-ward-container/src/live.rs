@@ -1,0 +1,132 @@
+//! A box that this server holds.
+
+use crate::{
+    failure::{Doing, Failure},
+    launcher::SOCKET,
+    proc,
+    record::Record,
+    slots::Slot,
+    sys::watch_fd,
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use sandkeep_model::SandboxId;
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd as _, OwnedFd},
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+#[derive(Debug)]
+pub struct Live {
+    pub id: SandboxId,
+    pub record: Record,
+    /// Readable when PID 1 of the box has ended.
+    pidfd: AsyncFd<OwnedFd>,
+    /// The directory of the box; the socket is named through it.
+    directory: OwnedFd,
+    /// Kept for as long as the box is: nobody else may get its ids.
+    _slot: Option<Slot>,
+    ending: AtomicBool,
+}
+
+impl Live {
+    pub fn new(
+        id: SandboxId,
+        record: Record,
+        pidfd: OwnedFd,
+        directory: OwnedFd,
+        slot: Option<Slot>,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            id,
+            record,
+            pidfd: watch_fd(pidfd, Interest::READABLE).doing("watching the box")?,
+            directory,
+            _slot: slot,
+            ending: AtomicBool::new(false),
+        })
+    }
+
+    pub fn runs(&self) -> bool {
+        runs(self.pidfd.get_ref())
+    }
+
+    /// Waits for the end of PID 1.
+    pub async fn ended(&self) -> io::Result<()> {
+        let mut guard = self.pidfd.readable().await?;
+        // It stays readable for ever; others may wait for it, too.
+        guard.retain_ready();
+        Ok(())
+    }
+
+    /// From now on its end is no news.
+    pub fn begin_end(&self) {
+        self.ending.store(true, Ordering::Release);
+    }
+
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
+    }
+
+    /// Kills PID 1, and with it everything in its pid namespace.
+    pub fn kill(&self) -> Result<(), Failure> {
+        kill(self.pidfd.get_ref())
+    }
+
+    /// Short enough for a socket address wherever the state directory is.
+    pub fn socket(&self) -> PathBuf {
+        PathBuf::from(format!(
+            "/proc/self/fd/{}/{SOCKET}",
+            self.directory.as_raw_fd()
+        ))
+    }
+}
+
+fn kill(pidfd: &OwnedFd) -> Result<(), Failure> {
+    match pidfd_send_signal(pidfd, Signal::KILL) {
+        Err(rustix::io::Errno::SRCH) => Ok(()),
+        other => other.doing("killing the box"),
+    }
+}
+
+fn ended_within(pidfd: &OwnedFd, wait: Duration) -> bool {
+    let timeout = Timespec::try_from(wait).ok();
+    let mut fds = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
+    matches!(poll(&mut fds, timeout.as_ref()), Ok(ready) if ready > 0)
+}
+
+fn runs(pidfd: &OwnedFd) -> bool {
+    !ended_within(pidfd, Duration::ZERO)
+}
+
+/// Finds PID 1 of a box again; `None` when it is gone, or its number is somebody else's now.
+pub fn find(record: &Record) -> Option<OwnedFd> {
+    if record.boot_id != proc::boot_id() {
+        return None;
+    }
+    let pidfd = pidfd_open(Pid::from_raw(record.pid)?, PidfdFlags::empty()).ok()?;
+    // Asked after the descriptor was made: it can not become another process any more.
+    let same = proc::start_ticks(record.pid).is_ok_and(|ticks| ticks == record.start_ticks);
+    (same && runs(&pidfd)).then_some(pidfd)
+}
+
+/// Ends a box that nobody holds. Blocks; says how many processes there were.
+pub fn clear(record: &Record, wait: Duration) -> Result<usize, Failure> {
+    let mut processes = 0;
+    record.cgroups.thaw();
+    if let Some(pidfd) = find(record) {
+        processes += record.cgroups.processes().len();
+        kill(&pidfd)?;
+        if !ended_within(&pidfd, wait) {
+            return Err(io::Error::from(io::ErrorKind::TimedOut)).doing("waiting for the box to end");
+        }
+    }
+    processes += record.cgroups.kill_all();
+    Ok(processes)
+}

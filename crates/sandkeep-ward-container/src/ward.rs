@@ -1,0 +1,432 @@
+//! The ward the keeper talks to.
+
+use crate::{
+    cgroup::{Cgroups, layout::Layout, tree_name},
+    checks,
+    config::ContainerWardConfig,
+    failure::Doing,
+    launcher::{client::Launcher, protocol::Setup},
+    live::{self, Live},
+    record::{Note, Record},
+    slots::{Slot, Slots},
+    tmpfs, watch,
+};
+use async_trait::async_trait;
+use sandkeep_model::{
+    Code, Error, Isolation, Limits, Result, SandboxId, Usage, random_token,
+};
+use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, LiveBox, Swept, Ward, WardEvent};
+use std::{
+    collections::{HashMap, HashSet},
+    fs::{self, DirBuilder},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+    },
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    net::UnixStream,
+    runtime::Handle,
+    sync::{mpsc, oneshot},
+    task::{self, AbortHandle},
+    time::timeout,
+};
+
+/// Workers held ready by the launcher.
+const SPARES: usize = 4;
+/// Events that nobody has taken yet; more wait in the tasks that have them.
+const EVENTS: usize = 1024;
+pub const END_DEADLINE: Duration = Duration::from_secs(15);
+const CGROUP_DEADLINE: Duration = Duration::from_secs(5);
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The container level.
+#[derive(Debug)]
+pub struct ContainerWard {
+    inner: Arc<Inner>,
+    events: Mutex<Option<mpsc::Receiver<WardEvent>>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub state_dir: PathBuf,
+    pub tree: Cgroups,
+    pub launcher: Launcher,
+    pub slots: Arc<Slots>,
+    pub boxes: Mutex<HashMap<SandboxId, Held>>,
+    /// Boxes that are being made; nobody may sweep them away.
+    pub starting: Mutex<HashSet<SandboxId>>,
+    /// Ids of boxes that an earlier server left, until they are adopted or cleared away.
+    pub reserved: Mutex<HashMap<SandboxId, Slot>>,
+    events: mpsc::Sender<WardEvent>,
+}
+
+/// A box and the task that watches it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub live: Arc<Live>,
+    watcher: AbortHandle,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.watcher.abort();
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ContainerWard {
+    /// Prepares the host's side: directories, cgroups, the agent's file, the launcher.
+    pub fn new(config: ContainerWardConfig) -> Result<Arc<Self>> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Error::host_not_ready("the container level needs root")
+                .hint("run `sandkeep serve` as root, or with sudo")
+                .retryable(false));
+        }
+        make_private_dir(&config.state_dir)?;
+        let state_dir = config
+            .state_dir
+            .canonicalize()
+            .doing("finding the state directory")?;
+        let mountpoint = state_dir.join("mnt");
+        make_private_dir(&mountpoint)?;
+        let agent = install_agent(&config.agent, &state_dir)?;
+        let tree = Cgroups::make_tree(&Layout::of_this_host()?, &tree_name(&state_dir))?;
+        let slots = Slots::new(config.id_base, config.id_slots)?;
+        let (events, receiver) = mpsc::channel(EVENTS);
+        let inner = Arc::new(Inner {
+            launcher: Launcher::new(
+                config.launcher,
+                config.launcher_args,
+                Setup {
+                    tree: tree.clone(),
+                    tag: random_token(8),
+                    agent,
+                    mountpoint,
+                    spares: SPARES,
+                },
+            ),
+            reserved: Mutex::new(reserved(&state_dir, &slots)),
+            state_dir,
+            tree,
+            slots,
+            boxes: Mutex::default(),
+            starting: Mutex::default(),
+            events,
+        });
+        if let Ok(runtime) = Handle::try_current() {
+            let warming = Arc::clone(&inner);
+            runtime.spawn(async move {
+                if let Err(error) = warming.launcher.warm().await {
+                    tracing::error!(%error, "the launcher did not start");
+                }
+            });
+        }
+        Ok(Arc::new(Self {
+            inner,
+            events: Mutex::new(Some(receiver)),
+        }))
+    }
+}
+
+impl Inner {
+    pub fn box_dir(&self, id: &SandboxId) -> PathBuf {
+        self.state_dir.join(id.as_str())
+    }
+
+    pub fn held(&self, id: &SandboxId) -> Option<Arc<Live>> {
+        lock(&self.boxes).get(id).map(|held| Arc::clone(&held.live))
+    }
+
+    fn must_hold(&self, id: &SandboxId) -> Result<Arc<Live>> {
+        self.held(id).ok_or_else(|| Error::sandbox_not_found(id))
+    }
+
+    /// Takes a running box in and begins to watch it. `kills` is what is already known.
+    pub fn hold(&self, live: Arc<Live>, kills: u64) {
+        let watcher = tokio::spawn(watch::watch(Arc::clone(&live), kills, self.events.clone()))
+            .abort_handle();
+        lock(&self.boxes).insert(live.id.clone(), Held { live, watcher });
+    }
+
+    async fn adopt(&self, found: &LiveBox) -> Result<Adoption> {
+        if self.held(&found.id).is_some_and(|live| live.runs()) {
+            return Ok(Adoption::Alive);
+        }
+        let record = Record::parse(&found.record)?;
+        let Some(pidfd) = live::find(&record) else {
+            self.clear_record(&found.id, record).await?;
+            return Ok(Adoption::Gone);
+        };
+        let slot = lock(&self.reserved)
+            .remove(&found.id)
+            .filter(|slot| slot.number() == record.slot)
+            .or_else(|| self.slots.reclaim(record.slot));
+        if slot.is_none() {
+            tracing::warn!(id = %found.id, slot = record.slot, "the ids of the box are held twice");
+        }
+        let directory = open_dir(&self.box_dir(&found.id))?;
+        let kills = record.cgroups.oom_kills().unwrap_or(0);
+        let live = Live::new(found.id.clone(), record, pidfd, directory, slot)?;
+        self.hold(Arc::new(live), kills);
+        Ok(Adoption::Alive)
+    }
+
+    pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let Some(live) = self.held(id) else {
+            return self.clear_unheld(id).await.map(drop);
+        };
+        live.begin_end();
+        live.record.cgroups.thaw();
+        live.kill()?;
+        timeout(END_DEADLINE, live.ended())
+            .await
+            .map_err(|_| {
+                Error::new(Code::DeadlineExceeded, format!("box {id} does not die"))
+                    .hint("a process in it hangs in the kernel; look at /proc/PID/stack")
+            })?
+            .doing("waiting for the box to end")?;
+        let cgroups = live.record.cgroups.clone();
+        let directory = self.box_dir(id);
+        drop(live);
+        blocking(move || {
+            cgroups.remove(CGROUP_DEADLINE)?;
+            remove_dir(&directory)
+        })
+        .await?;
+        lock(&self.boxes).remove(id);
+        Ok(())
+    }
+
+    /// Clears a box away of which only files may be left.
+    pub async fn clear_unheld(&self, id: &SandboxId) -> Result<Swept> {
+        let directory = self.box_dir(id);
+        if !directory.exists() {
+            lock(&self.reserved).remove(id);
+            return Ok(Swept::default());
+        }
+        match Note::read(&directory).and_then(|note| note.record) {
+            Some(record) => self.clear_record(id, record).await,
+            None => {
+                blocking(move || remove_dir(&directory)).await?;
+                lock(&self.reserved).remove(id);
+                Ok(Swept {
+                    files: 1,
+                    ..Swept::default()
+                })
+            }
+        }
+    }
+
+    async fn clear_record(&self, id: &SandboxId, record: Record) -> Result<Swept> {
+        let directory = self.box_dir(id);
+        let swept = blocking(move || {
+            let processes = live::clear(&record, END_DEADLINE)?;
+            let cgroups = record.cgroups.remove(CGROUP_DEADLINE)?;
+            let files = usize::from(directory.exists());
+            remove_dir(&directory)?;
+            Ok(Swept {
+                processes,
+                cgroups,
+                files,
+            })
+        })
+        .await?;
+        lock(&self.reserved).remove(id);
+        lock(&self.boxes).remove(id);
+        Ok(swept)
+    }
+}
+
+#[async_trait]
+impl Ward for ContainerWard {
+    fn level(&self) -> Isolation {
+        Isolation::Container
+    }
+
+    async fn check(&self) -> Vec<Check> {
+        let state_dir = self.inner.state_dir.clone();
+        task::spawn_blocking(move || checks::all(&state_dir))
+            .await
+            .unwrap_or_default()
+    }
+
+    async fn start(&self, spec: BoxSpec) -> Result<LiveBox> {
+        let inner = Arc::clone(&self.inner);
+        let (tell, told) = oneshot::channel();
+        // In a task of its own: a caller that goes away must not leave half a box.
+        tokio::spawn(async move {
+            let id = spec.id.clone();
+            let started = inner.start(spec).await;
+            if let Err(Ok(_unwanted)) = tell.send(started)
+                && let Err(error) = inner.destroy(&id).await
+            {
+                tracing::error!(%id, %error, "a box that nobody waited for was not ended");
+            }
+        });
+        told.await
+            .map_err(|_| Error::internal("the task that starts the box ended early"))?
+    }
+
+    async fn adopt(&self, live: &LiveBox) -> Result<Adoption> {
+        self.inner.adopt(live).await
+    }
+
+    async fn connect(&self, id: &SandboxId) -> Result<Channel> {
+        let live = self.inner.must_hold(id)?;
+        let unreachable = |error: &dyn std::fmt::Display| {
+            Error::new(
+                Code::BoxUnreachable,
+                format!("the agent of box {id} does not take connections: {error}"),
+            )
+            .hint("the box may be ending or overloaded; try again")
+        };
+        match timeout(CONNECT_DEADLINE, UnixStream::connect(live.socket())).await {
+            Ok(Ok(stream)) => Ok(Box::new(stream)),
+            Ok(Err(error)) => Err(unreachable(&error)),
+            Err(late) => Err(unreachable(&late)),
+        }
+    }
+
+    async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
+        let live = self.inner.must_hold(id)?;
+        let limits = *limits;
+        blocking(move || set_limits(&live, &limits)).await
+    }
+
+    async fn usage(&self, id: &SandboxId) -> Result<Usage> {
+        let live = self.inner.must_hold(id)?;
+        blocking(move || live.record.cgroups.usage().map_err(Error::from)).await
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        let id = id.clone();
+        // In a task of its own: once begun it goes to the end.
+        tokio::spawn(async move { inner.destroy(&id).await })
+            .await
+            .map_err(|error| Error::internal(format!("ending the box: {error}")))?
+    }
+
+    async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
+        self.inner.sweep(known).await
+    }
+
+    fn events(&self) -> Option<mpsc::Receiver<WardEvent>> {
+        lock(&self.events).take()
+    }
+}
+
+fn set_limits(live: &Live, limits: &Limits) -> Result<()> {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    if !live.runs() {
+        return Err(Error::conflict(format!("box {} has ended", live.id)));
+    }
+    // A full /dev/shm can not shrink; the limit of the cgroup holds all the same.
+    if let Err(failure) = tmpfs::resize(live.record.pid, limits.memory_bytes()) {
+        tracing::warn!(id = %live.id, %failure, "the memory file systems keep their size");
+    }
+    live.record.cgroups.set_limits(limits).map_err(|failure| {
+        let busy = failure.source.kind() == io::ErrorKind::ResourceBusy;
+        let error = Error::from(failure);
+        if busy {
+            Error::conflict(error.message).hint("the box uses more memory than that now")
+        } else {
+            error
+        }
+    })?;
+    let wanted = u64::from(limits.open_files);
+    let both = |value| Rlimit {
+        current: Some(value),
+        maximum: Some(value),
+    };
+    let pid = Pid::from_raw(live.record.pid);
+    // Processes started from now on get it; raising above the limit the box was made with
+    // needs a right that not every root has.
+    let set = match prlimit(pid, Resource::Nofile, both(wanted)) {
+        Err(rustix::io::Errno::PERM) => {
+            let most = hard_limit(live.record.pid).unwrap_or(wanted);
+            prlimit(pid, Resource::Nofile, both(wanted.min(most)))
+        }
+        other => other,
+    };
+    set.map(drop).doing("limiting open files").map_err(Error::from)
+}
+
+/// The hard limit of open files in `/proc/PID/limits`.
+fn hard_limit(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = text.lines().find(|line| line.starts_with("Max open files"))?;
+    line.split_ascii_whitespace().nth(4)?.parse().ok()
+}
+
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    task::spawn_blocking(work)
+        .await
+        .map_err(|error| Error::internal(format!("a blocking task failed: {error}")))?
+}
+
+pub(crate) fn open_dir(path: &Path) -> Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, open};
+    open(
+        path,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .doing(format_args!("opening {}", path.display()))
+    .map_err(Error::from)
+}
+
+pub(crate) fn remove_dir(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other
+            .doing(format_args!("removing {}", path.display()))
+            .map_err(Error::from),
+    }
+}
+
+pub(crate) fn make_private_dir(path: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o700)))
+        .doing(format_args!("making {}", path.display()))
+        .map_err(Error::from)
+}
+
+/// Copies the agent to where boxes get it from. Its mode says: run it, do not read it; the
+/// kernel then keeps everybody in the box from tracing it or looking into it.
+fn install_agent(source: &Path, state_dir: &Path) -> Result<PathBuf> {
+    let target = state_dir.join("agent");
+    let fresh = state_dir.join(format!("agent.{}", random_token(8)));
+    fs::copy(source, &fresh)
+        .and_then(|_| fs::set_permissions(&fresh, fs::Permissions::from_mode(0o111)))
+        .and_then(|()| fs::rename(&fresh, &target))
+        .doing(format_args!(
+            "copying the agent {} into the state directory",
+            source.display()
+        ))?;
+    Ok(target)
+}
+
+/// The ids of every box that has a directory here.
+fn reserved(state_dir: &Path, slots: &Arc<Slots>) -> HashMap<SandboxId, Slot> {
+    crate::sweep::box_dirs(state_dir)
+        .into_iter()
+        .filter_map(|(id, directory)| {
+            let slot = slots.reclaim(Note::read(&directory)?.slot)?;
+            Some((id, slot))
+        })
+        .collect()
+}
