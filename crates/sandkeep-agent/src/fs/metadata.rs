@@ -89,18 +89,25 @@ pub(crate) fn replace(file: BorrowedFd<'_>, metadata: &Metadata) -> Result<(), E
 
 /// Reads a file's metadata; what cannot be read is left out.
 pub(crate) fn read(path: &Path) -> Metadata {
-    // Nearly every file has no attributes at all: ask for the size first.
-    match llistxattr(path, &mut [] as &mut [u8]) {
-        Ok(len) if len > 0 && len <= MAX_LIST_BYTES => {}
-        _ => return Metadata::new(),
-    }
-    let mut list = vec![0; MAX_LIST_BYTES];
-    let Ok(len) = llistxattr(path, &mut list[..]) else {
-        return Metadata::new();
+    // Nearly every file has few attributes or none: no large buffer for those.
+    let mut few = [0; 512];
+    let keys = match llistxattr(path, &mut few[..]) {
+        Ok(len) => ours(&few[..len]),
+        Err(Errno::RANGE) => {
+            let mut many = vec![0; MAX_LIST_BYTES];
+            match llistxattr(path, &mut many[..]) {
+                Ok(len) => ours(&many[..len]),
+                Err(_) => return Metadata::new(),
+            }
+        }
+        Err(_) => return Metadata::new(),
     };
+    if keys.is_empty() {
+        return Metadata::new();
+    }
     let mut metadata = Metadata::new();
     let mut value = vec![0; MAX_TOTAL_BYTES];
-    for key in ours(&list[..len]) {
+    for key in keys {
         let Ok(len) = lgetxattr(path, format!("{XATTR_PREFIX}{key}"), &mut value[..]) else {
             continue;
         };

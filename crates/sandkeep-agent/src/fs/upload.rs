@@ -167,7 +167,10 @@ fn form(headers: &HeaderMap) -> Result<Form, FileError> {
     let essence = Params::parse(value).map(|params| params.main.to_ascii_lowercase());
     match essence.as_deref() {
         Some("application/octet-stream") => Ok(Form::Raw),
-        Some("multipart/form-data") => Ok(Form::Multipart(Multipart::from_content_type(value)?)),
+        Some("multipart/form-data") => {
+            let parser = Multipart::from_content_type(value)?;
+            Ok(Form::Multipart(Box::new(parser)))
+        }
         _ => Err(FileError::bad_request(format!(
             "content type '{value}' is not supported: \
              send multipart/form-data or application/octet-stream"

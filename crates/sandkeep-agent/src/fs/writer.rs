@@ -34,7 +34,7 @@ pub(crate) struct Destination {
 pub(crate) enum Form {
     /// The body is the file.
     Raw,
-    Multipart(Multipart),
+    Multipart(Box<Multipart>),
 }
 
 /// An upload in progress.

@@ -74,13 +74,13 @@ impl Source {
         let root = self.watch.root();
         let events = changes
             .into_iter()
-            .map(|change| event(root, change, names.as_ref()))
+            .map(|change| event(root, &change, names.as_ref()))
             .collect();
         (events, more)
     }
 }
 
-fn event(root: &Path, change: Change, names: Option<&Names>) -> FilesystemEvent {
+fn event(root: &Path, change: &Change, names: Option<&Names>) -> FilesystemEvent {
     let still_there = matches!(
         change.kind,
         EventType::Create | EventType::Write | EventType::Chmod
