@@ -78,7 +78,7 @@ impl Policy {
                     near = Some(format!(
                         "{} {} is not among the requests allowed to {}",
                         http.method, http.path, target.host
-                    ))
+                    ));
                 }
             }
         }
@@ -241,8 +241,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn policy(value: serde_json::Value) -> Policy {
-        Policy::from_json(&value).unwrap()
+    fn policy(value: &serde_json::Value) -> Policy {
+        Policy::from_json(value).unwrap()
     }
 
     fn allowed(policy: &Policy, method: &str, url: &str) -> bool {
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn allow_beats_deny() {
-        let p = policy(json!({"default": "open", "deny": ["1.1.1.0/24"], "allow": ["1.1.1.1"]}));
+        let p = policy(&json!({"default": "open", "deny": ["1.1.1.0/24"], "allow": ["1.1.1.1"]}));
         assert!(allowed(&p, "GET", "http://1.1.1.1"));
         assert!(!allowed(&p, "GET", "http://1.1.1.2"));
         assert!(allowed(&p, "GET", "http://2.2.2.2"));
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn denied_names_are_not_even_looked_up() {
-        let p = policy(json!({"allow": ["a.test", "192.0.2.0/24"]}));
+        let p = policy(&json!({"allow": ["a.test", "192.0.2.0/24"]}));
         assert!(p.allows_lookup(&"a.test".parse().unwrap()));
         assert!(!p.allows_lookup(&"data.evil.test".parse().unwrap()));
     }
