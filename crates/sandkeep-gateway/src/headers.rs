@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
-    header::{CONNECTION, EXPECT, HOST, UPGRADE},
+    header::{CONNECTION, COOKIE, EXPECT, HOST, UPGRADE},
 };
 use sandkeep_model::Secret;
 
@@ -96,6 +96,7 @@ pub(crate) fn for_port(headers: &mut HeaderMap, asked: &Asked<'_>, token: Option
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(UPGRADE, upgrade);
     }
+    join_cookies(headers);
     let mut set = |name: &'static str, value: Option<String>| {
         if let Some(value) = value.and_then(|value| HeaderValue::try_from(value).ok()) {
             headers.insert(name, value);
@@ -105,6 +106,21 @@ pub(crate) fn for_port(headers: &mut HeaderMap, asked: &Asked<'_>, token: Option
     set("x-forwarded-host", asked.host.map(str::to_owned));
     set("x-forwarded-proto", Some(asked.scheme.to_owned()));
     set("host", asked.host.map(str::to_owned));
+}
+
+/// HTTP/2 may send cookies one by one, HTTP/1.1 knows only one line of them.
+fn join_cookies(headers: &mut HeaderMap) {
+    let cookies: Vec<&[u8]> = headers
+        .get_all(COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    if cookies.len() < 2 {
+        return;
+    }
+    if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
+        headers.insert(COOKIE, joined);
+    }
 }
 
 /// The protocol the sender wants to change to, if it really asks for a change.
@@ -173,6 +189,7 @@ mod tests {
         let mut headers = map(&[
             ("host", "3000-iabc.example.org"),
             ("cookie", "a=b"),
+            ("cookie", "c=d"),
             ("x-forwarded-for", "6.6.6.6"),
             ("x-real-ip", "6.6.6.6"),
             ("forwarded", "for=6.6.6.6"),
@@ -190,7 +207,8 @@ mod tests {
         assert_eq!(headers["x-forwarded-proto"], "https");
         assert_eq!(headers["x-forwarded-host"], "3000-iabc.example.org");
         assert_eq!(headers["host"], "3000-iabc.example.org");
-        assert_eq!(headers["cookie"], "a=b");
+        assert_eq!(headers.get_all("cookie").iter().count(), 1);
+        assert_eq!(headers["cookie"], "a=b; c=d");
         assert_eq!(headers["upgrade"], "websocket");
         assert_eq!(headers["connection"], "Upgrade");
         for gone in ["x-real-ip", "forwarded", "x-access-token"] {

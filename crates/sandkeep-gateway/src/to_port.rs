@@ -65,6 +65,8 @@ pub(crate) async fn forward<K: Boxes>(
     }
     let (mut head, body) = response.into_parts();
     headers::drop_hop_by_hop(&mut head.headers);
+    // A program that speaks HTTP/1.0 must not take the client's connection back to it.
+    head.version = http::Version::HTTP_11;
     let body = Download::new(body, closed, program, Box::new(drop)).boxed_unsync();
     Ok(Response::from_parts(head, body))
 }

@@ -214,3 +214,22 @@ async fn a_program_that_talks_nonsense_is_a_bad_gateway() {
     assert_eq!(head.status, 502);
     assert!(body.starts_with(br#"{"sandboxId":"#));
 }
+
+#[tokio::test]
+async fn a_program_of_the_old_days_is_understood() {
+    let world = World::new().await;
+    let (listener, port) = program().await;
+    tokio::spawn(async move {
+        let (mut io, _) = listener.accept().await.unwrap();
+        read_until(&mut io, HEAD_END).await;
+        // The end of the connection is the end of the body.
+        io.write_all(b"HTTP/1.0 200 OK\r\nserver: SimpleHTTP\r\n\r\nhello")
+            .await
+            .unwrap();
+    });
+    let (head, body) = world
+        .ask(world.request(port, "GET", "/").body(empty()).unwrap())
+        .await;
+    assert_eq!(head.version, http::Version::HTTP_11);
+    assert_eq!((head.status.as_u16(), &body[..]), (200, &b"hello"[..]));
+}
