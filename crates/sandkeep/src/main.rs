@@ -1,1 +1,76 @@
-fn main() {}
+//! Sandkeep: the server and its command line.
+
+mod args;
+mod cli;
+mod config;
+mod desk;
+mod doctor;
+mod greet;
+mod init;
+mod logging;
+mod notify;
+mod quantity;
+mod serve;
+mod state;
+
+use std::{io, process::ExitCode};
+
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+
+/// The name under which the server starts itself as the helper that makes boxes.
+pub const LAUNCHER: &str = "internal-launcher";
+
+fn main() -> ExitCode {
+    // First of all: the launcher forks and must never have had a second thread.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|word| word == LAUNCHER)
+    {
+        sandkeep_ward_container::launcher_main()
+    }
+    let cli = Cli::parse();
+    if let Command::Completions { shell } = cli.command {
+        clap_complete::generate(shell, &mut Cli::command(), "sandkeep", &mut io::stdout());
+        return ExitCode::SUCCESS;
+    }
+    let json = cli.global.json;
+    let ended = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => {
+            let ended = runtime.block_on(dispatch(cli));
+            // A thread may still read a terminal; nobody waits for it.
+            runtime.shutdown_background();
+            ended
+        }
+        Err(error) => Err(error.into()),
+    };
+    match ended {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            cli::complain(&error, json);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn dispatch(cli: Cli) -> anyhow::Result<u8> {
+    let output = cli::output::Output::new(&cli.global);
+    match cli.command {
+        Command::Serve(args) => Box::pin(serve::serve(*args)).await,
+        Command::Init(args) => init::init(output, &args).await,
+        Command::Doctor(args) => doctor::doctor(output, &args).await,
+        Command::Template(command) => init::template(output, command).await,
+        command => Box::pin(cli::run(&cli.global, command)).await,
+    }
+}
+
+/// The reader of our output went away (`sandkeep ls | head`): nothing is wrong.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,436 @@
+//! The command line, as a type.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use sandkeep_model::TemplateName;
+
+use crate::{
+    config::Settings,
+    quantity::{Size, Span},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sandkeep serve --listen 127.0.0.1:3000     start the server (as root)
+  sandkeep run -- python3 -c 'print(6*7)'    one command in a fresh box
+  sandkeep create --timeout 1h               a box to come back to; prints its id
+  sandkeep shell i4f9                        a terminal in it (the start of an id is enough)
+  sandkeep cp ./src i4f9:/home/user/src      files in, and the other way round
+  sandkeep doctor                            what this host can do, and what to install
+
+The server is found at SANDKEEP_URL with the key in SANDKEEP_API_KEY.";
+
+#[derive(Debug, Parser)]
+#[command(name = "sandkeep", version, about, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct Global {
+    /// Address of the server
+    #[arg(
+        long,
+        global = true,
+        env = "SANDKEEP_URL",
+        default_value = "http://127.0.0.1:3000"
+    )]
+    pub url: String,
+    /// Print JSON for programs instead of text for people
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// When to use colour; `auto` means on terminals, and never when NO_COLOR is set
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
+    pub color: Color,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start the server
+    Serve(Box<ServeArgs>),
+    /// Make the storage and the base template, if they are not there yet
+    Init(Box<InitArgs>),
+    /// Look at this host: what works, what is missing, what to install
+    Doctor(Box<DoctorArgs>),
+    /// Templates of this host: import and list
+    #[command(subcommand)]
+    Template(TemplateCommand),
+    /// Create a box, run a command in it, and destroy the box
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Create a box and print its id
+    Create(CreateArgs),
+    /// List boxes
+    #[command(visible_alias = "list")]
+    Ls(LsArgs),
+    /// Everything known about a box
+    Inspect {
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+    },
+    /// Run a command in a box that runs
+    #[command(after_help = EXEC_EXAMPLES)]
+    Exec(ExecArgs),
+    /// Open a terminal in a box
+    Shell(ShellArgs),
+    /// Copy files and directories into a box or out of it
+    #[command(after_help = CP_EXAMPLES)]
+    Cp(CpArgs),
+    /// What happened in a box: commands started and ended
+    Logs {
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+        /// Go on until Ctrl-C
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// What happened to boxes: created, ended, out of memory
+    Events {
+        /// Only of this box
+        #[arg(value_name = "BOX")]
+        sandbox: Option<String>,
+        /// Go on until Ctrl-C
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// Destroy boxes
+    #[command(visible_alias = "rm")]
+    Kill {
+        #[arg(value_name = "BOX", required = true)]
+        sandboxes: Vec<String>,
+    },
+    /// Set when a box ends, counted from now
+    Timeout {
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+        /// For example 300, 15m, 2h, or never
+        span: Span,
+    },
+    /// List the templates boxes can be made from
+    Templates,
+    /// Print a completion script for a shell
+    Completions { shell: clap_complete::Shell },
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  sandkeep run -- uname -a
+  sandkeep run --memory 256M --timeout 60s -- ./build.sh
+  cat data.csv | sandkeep run -- python3 -c 'import sys; print(len(sys.stdin.read()))'
+  sandkeep run -it -- bash
+
+The exit code is that of the command; 128 + n when signal n ended it.";
+
+const EXEC_EXAMPLES: &str = "\
+Examples:
+  sandkeep exec i4f9 -- ls -la
+  sandkeep exec -u root -w /tmp -e DEBUG=1 i4f9 -- make
+  sandkeep exec -it i4f9 -- top";
+
+const CP_EXAMPLES: &str = "\
+Examples:
+  sandkeep cp notes.txt i4f9:             into the home directory
+  sandkeep cp ./src i4f9:/home/user/      a directory, with what is in it
+  sandkeep cp i4f9:/var/log/app.log .     out of the box
+  tar c . | sandkeep cp - i4f9:/tmp/a.tar standard input into a file
+  sandkeep cp i4f9:result.json - | jq .   a file to standard output";
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Settings file [default: <state>/sandkeep.toml, else /etc/sandkeep/sandkeep.toml]
+    #[arg(long, env = "SANDKEEP_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the address, the key and a first example when ready
+    #[arg(long)]
+    pub greet: bool,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// Settings file [default: <state>/sandkeep.toml, else /etc/sandkeep/sandkeep.toml]
+    #[arg(long, env = "SANDKEEP_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+/// The settings that say where things are; commands on this host need no others.
+#[derive(Debug, Args)]
+pub struct Place {
+    /// Directory for everything the server keeps [default: /var/lib/sandkeep]
+    #[arg(long, env = "SANDKEEP_STATE", value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// A btrfs directory for disks and templates, instead of the server's own file
+    #[arg(long, env = "SANDKEEP_STORAGE_DIR", value_name = "DIR")]
+    pub storage_dir: Option<PathBuf>,
+    /// How large that file may grow [default: 100GiB; it takes only what is used]
+    #[arg(long, env = "SANDKEEP_STORAGE_SIZE", value_name = "SIZE")]
+    pub storage_size: Option<Size>,
+    /// Go on although the disk use of boxes can not be limited on this host
+    #[arg(long, env = "SANDKEEP_ALLOW_UNLIMITED_DISK")]
+    pub allow_unlimited_disk: bool,
+}
+
+impl Place {
+    pub fn settings(&self) -> Settings {
+        Settings {
+            state: self.state.clone(),
+            storage_dir: self.storage_dir.clone(),
+            storage_size: self.storage_size,
+            allow_unlimited_disk: self.allow_unlimited_disk.then_some(true),
+            ..Settings::default()
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub place: Place,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TemplateCommand {
+    /// Make a template from a tar archive of a root file system
+    Import {
+        name: TemplateName,
+        /// A .tar, .tar.gz or .tar.zst file; - for standard input
+        file: PathBuf,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// List the templates of this host; needs no running server
+    Ls {
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+/// What a new box is to be like.
+#[derive(Debug, Clone, Args)]
+pub struct BoxArgs {
+    /// Template to make the box from
+    #[arg(long, default_value = "base")]
+    pub template: TemplateName,
+    /// How strongly it is kept apart: auto, container, gvisor, microvm
+    #[arg(long, default_value = "auto", value_name = "LEVEL")]
+    pub isolation: String,
+    /// Environment for everything in the box
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub env: Vec<(String, String)>,
+    /// Labels, for `ls --metadata`
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub metadata: Vec<(String, String)>,
+    /// Cores it may use, for example 0.5 or 2
+    #[arg(long, value_name = "CORES", value_parser = cores)]
+    pub cpu: Option<u32>,
+    /// Memory, for example 512M; a bare number means MiB
+    #[arg(long, value_name = "SIZE", value_parser = size_in_mib)]
+    pub memory: Option<Size>,
+    /// Processes and threads
+    #[arg(long, value_name = "COUNT")]
+    pub pids: Option<u32>,
+    /// Disk it may fill beyond its template, for example 5GiB; a bare number means MiB
+    #[arg(long, value_name = "SIZE", value_parser = size_in_mib)]
+    pub disk: Option<Size>,
+}
+
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    #[command(flatten)]
+    pub sandbox: BoxArgs,
+    /// When it ends by itself, for example 15m, 2h, or never
+    #[arg(long, default_value = "5m", value_name = "SPAN")]
+    pub timeout: Span,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub sandbox: BoxArgs,
+    /// When the box ends whatever the command does
+    #[arg(long, default_value = "1h", value_name = "SPAN")]
+    pub timeout: Span,
+    #[command(flatten)]
+    pub streams: StreamArgs,
+    #[arg(required = true, last = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+pub struct StreamArgs {
+    /// Pass on standard input even when it is a terminal (pipes and files always are)
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the command a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Pass on no standard input at all
+    #[arg(long, conflicts_with_all = ["interactive", "tty"])]
+    pub no_stdin: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    #[command(flatten)]
+    pub streams: StreamArgs,
+    /// Run as this user of the box
+    #[arg(short, long)]
+    pub user: Option<String>,
+    /// Run in this directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// Environment for the command
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub env: Vec<(String, String)>,
+    /// End the command after this time
+    #[arg(long, value_name = "SPAN")]
+    pub timeout: Option<Span>,
+    #[arg(value_name = "BOX")]
+    pub sandbox: String,
+    #[arg(required = true, last = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ShellArgs {
+    /// As this user of the box
+    #[arg(short, long)]
+    pub user: Option<String>,
+    /// In this directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    #[arg(value_name = "BOX")]
+    pub sandbox: String,
+}
+
+#[derive(Debug, Args)]
+pub struct CpArgs {
+    /// As this user of the box
+    #[arg(short, long)]
+    pub user: Option<String>,
+    /// A path here, BOX:PATH, or - for standard input
+    pub source: String,
+    /// A path here, BOX:PATH, or - for standard output
+    pub target: String,
+}
+
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// Also boxes that are gone, while their history is kept
+    #[arg(short, long)]
+    pub all: bool,
+    /// Only boxes with this label
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub metadata: Vec<(String, String)>,
+    /// Only ids, one per line
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("\"{text}\" is not of the form NAME=VALUE")),
+    }
+}
+
+/// Nobody means bytes when they limit a box.
+fn size_in_mib(text: &str) -> Result<Size, String> {
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        return format!("{text}M").parse();
+    }
+    text.parse()
+}
+
+/// `0.5` -> 500 thousandths.
+fn cores(text: &str) -> Result<u32, String> {
+    let bad = || format!("\"{text}\" is no number of cores; write for example 0.5 or 2");
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    if part.len() > 3 || !part.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(bad());
+    }
+    let whole: u32 = whole.parse().map_err(|_| bad())?;
+    let millis: u32 = format!("{part:0<3}").parse().map_err(|_| bad())?;
+    match whole.checked_mul(1000).and_then(|w| w.checked_add(millis)) {
+        Some(cores) if cores > 0 => Ok(cores),
+        _ => Err(bad()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_dashes_is_the_command() {
+        let cli = Cli::try_parse_from([
+            "sandkeep", "run", "--memory", "256M", "--cpu", "0.25", "-e", "A=b=c", "--", "ls",
+            "--json", "-la",
+        ])
+        .unwrap();
+        let Command::Run(args) = cli.command else {
+            panic!("not run")
+        };
+        assert!(!cli.global.json, "a flag of the command is not ours");
+        assert_eq!(args.command, ["ls", "--json", "-la"]);
+        assert_eq!(args.sandbox.memory, Some(Size(256 << 20)));
+        assert_eq!(args.sandbox.cpu, Some(250));
+        assert_eq!(size_in_mib("256"), Ok(Size(256 << 20)));
+        assert_eq!(args.sandbox.env, [("A".to_owned(), "b=c".to_owned())]);
+    }
+
+    #[test]
+    fn it_is_short_to_write_for_a_terminal() {
+        let cli =
+            Cli::try_parse_from(["sandkeep", "exec", "-itu", "root", "i4f9", "--", "top"]).unwrap();
+        let Command::Exec(args) = cli.command else {
+            panic!("not exec")
+        };
+        assert!(args.streams.interactive && args.streams.tty);
+        assert_eq!(args.user.as_deref(), Some("root"));
+    }
+
+    #[test]
+    fn json_may_stand_before_or_after_the_command() {
+        for words in [["sandkeep", "--json", "ls"], ["sandkeep", "ls", "--json"]] {
+            assert!(Cli::try_parse_from(words).unwrap().global.json);
+        }
+    }
+
+    #[test]
+    fn wrong_words_are_refused() {
+        for words in [
+            &["sandkeep", "run"][..],
+            &["sandkeep", "run", "--"],
+            &["sandkeep", "kill"],
+            &["sandkeep", "create", "--env", "novalue"],
+            &["sandkeep", "create", "--cpu", "0"],
+            &["sandkeep", "create", "--cpu", "1.2345"],
+            &["sandkeep", "timeout", "i4f9", "soon"],
+            &["sandkeep", "frobnicate"],
+        ] {
+            assert!(Cli::try_parse_from(words).is_err(), "{words:?}");
+        }
+    }
+}

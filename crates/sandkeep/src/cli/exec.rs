@@ -1,0 +1,304 @@
+//! `exec` and `shell`: a command in a box, its streams joined to ours.
+
+use std::{
+    io::{self, IsTerminal, Read, Write},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use sandkeep_model::Result;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{
+    client::Client,
+    output::Output,
+    session::{Input, Request, Session, Told},
+    terminal::{RawTerminal, WindowSize},
+};
+use crate::args::{ExecArgs, ShellArgs, StreamArgs};
+
+/// How long a command may take to end after a Ctrl-C passed on to it.
+const AFTER_INTERRUPT: Duration = Duration::from_secs(5);
+const AFTER_KILL: Duration = Duration::from_secs(2);
+const CHUNK: usize = 32 * 1024;
+
+/// `bash` where there is one; every box has `sh`.
+const LOGIN_SHELL: &str =
+    "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi";
+
+pub async fn exec(client: &Client, output: Output, args: ExecArgs) -> anyhow::Result<u8> {
+    let sandbox = client.find(&args.sandbox).await?;
+    let request = Request {
+        cmd: args.command,
+        env: args.env.into_iter().collect(),
+        cwd: args.workdir,
+        user: args.user,
+        tty: None,
+        timeout_ms: args
+            .timeout
+            .and_then(|span| span.seconds())
+            .map(|seconds| seconds.saturating_mul(1000)),
+    };
+    attach(client, output, &sandbox, request, args.streams).await
+}
+
+pub async fn shell(client: &Client, output: Output, args: ShellArgs) -> anyhow::Result<u8> {
+    let sandbox = client.find(&args.sandbox).await?;
+    let request = Request {
+        cmd: ["/bin/sh", "-c", LOGIN_SHELL].map(str::to_owned).to_vec(),
+        cwd: args.workdir,
+        user: args.user,
+        ..Request::default()
+    };
+    let streams = StreamArgs {
+        interactive: true,
+        tty: true,
+        no_stdin: false,
+    };
+    attach(client, output, &sandbox, request, streams).await
+}
+
+/// Runs the command with our streams until it ends; returns its exit code. For programs that
+/// want JSON what it writes is collected and told at the end.
+pub async fn attach(
+    client: &Client,
+    output: Output,
+    sandbox: &str,
+    mut request: Request,
+    streams: StreamArgs,
+) -> anyhow::Result<u8> {
+    if streams.tty {
+        request.tty = Some(WindowSize::current());
+        if let Ok(term) = std::env::var("TERM") {
+            request.env.entry("TERM".to_owned()).or_insert(term);
+        }
+    }
+    let mut signals = Signals::new()?;
+    let session = Session::start(client, sandbox, &request).await?;
+    let terminal = io::stdin().is_terminal();
+    // Reading a terminal unasked would stop us when we run in the background.
+    let forward = !streams.no_stdin && (streams.interactive || streams.tty || !terminal);
+    // Raw only now: a refusal above should leave the terminal as it was. Dropped on every way out.
+    let _raw = (streams.tty && terminal)
+        .then(RawTerminal::enter)
+        .transpose()?;
+    feed(session.input(), forward);
+    let mut sink = if output.json && !streams.tty {
+        Sink::Collected(Collected::default())
+    } else {
+        Sink::Streams
+    };
+    let code = follow(session, &mut signals, streams.tty, &mut sink).await?;
+    if let Sink::Collected(collected) = sink {
+        output.json(&collected.view(code))?;
+    }
+    Ok(code)
+}
+
+/// Where the command's output goes.
+enum Sink {
+    Streams,
+    Collected(Collected),
+}
+
+/// At most this much of each stream is kept for JSON.
+const MOST_COLLECTED: usize = 16 << 20;
+
+#[derive(Default)]
+struct Collected {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    truncated: bool,
+}
+
+impl Collected {
+    fn view(&self, code: u8) -> serde_json::Value {
+        serde_json::json!({
+            "exit_code": code,
+            "stdout": String::from_utf8_lossy(&self.stdout),
+            "stderr": String::from_utf8_lossy(&self.stderr),
+            "truncated": self.truncated,
+        })
+    }
+}
+
+impl Sink {
+    fn stdout(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Streams => write_all(&mut io::stdout().lock(), bytes),
+            Self::Collected(kept) => {
+                kept.truncated |= keep(&mut kept.stdout, bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn stderr(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Streams => write_all(&mut io::stderr().lock(), bytes),
+            Self::Collected(kept) => {
+                kept.truncated |= keep(&mut kept.stderr, bytes);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Whether something had to be left out.
+fn keep(kept: &mut Vec<u8>, bytes: &[u8]) -> bool {
+    let room = MOST_COLLECTED.saturating_sub(kept.len()).min(bytes.len());
+    kept.extend_from_slice(&bytes[..room]);
+    room < bytes.len()
+}
+
+/// Passes our standard input on, or tells the command that there is none.
+fn feed(input: Input, forward: bool) {
+    tokio::spawn(async move {
+        if forward {
+            let mut chunks = read_stdin();
+            while let Some(chunk) = chunks.recv().await {
+                if input.bytes(chunk).await.is_err() {
+                    return;
+                }
+            }
+        }
+        let _ = input.close().await;
+    });
+}
+
+/// Reads in a thread of its own, which nobody waits for: a read of a terminal can not be broken off.
+fn read_stdin() -> mpsc::Receiver<Bytes> {
+    let (sender, receiver) = mpsc::channel(4);
+    std::thread::spawn(move || {
+        let mut stdin = io::stdin().lock();
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            match stdin.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(count) => {
+                    if sender
+                        .blocking_send(Bytes::copy_from_slice(&buffer[..count]))
+                        .is_err()
+                    {
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    });
+    receiver
+}
+
+async fn follow(
+    mut session: Session,
+    signals: &mut Signals,
+    tty: bool,
+    sink: &mut Sink,
+) -> anyhow::Result<u8> {
+    let input = session.input();
+    let mut give_up: Option<Instant> = None;
+    loop {
+        let told = tokio::select! {
+            told = session.next() => told?,
+            caught = signals.next() => {
+                match caught {
+                    Caught::Resized if tty => {
+                        let _ = input.resize(WindowSize::current()).await;
+                    }
+                    Caught::Resized => {}
+                    // A first Ctrl-C is the command's to answer; anything else means now.
+                    Caught::Ending(INTERRUPT) if give_up.is_none() => {
+                        give_up = Some(Instant::now() + AFTER_INTERRUPT);
+                        let _ = input.signal("INT").await;
+                    }
+                    Caught::Ending(number) => {
+                        kill(&mut session).await;
+                        return Ok(128 + number);
+                    }
+                }
+                continue;
+            }
+            () = sleep_until(give_up.unwrap_or_else(Instant::now)), if give_up.is_some() => {
+                kill(&mut session).await;
+                return Ok(128 + INTERRUPT);
+            }
+        };
+        match told {
+            Told::Started => {}
+            Told::Stdout(bytes) => sink.stdout(&bytes)?,
+            Told::Stderr(bytes) => sink.stderr(&bytes)?,
+            Told::Exited(code) => return Ok(code),
+        }
+    }
+}
+
+/// Ends the command and stays until it is known to have ended, but not for long.
+async fn kill(session: &mut Session) {
+    let _ = session.input().signal("KILL").await;
+    let ended = async { while !matches!(session.next().await, Ok(Told::Exited(_)) | Err(_)) {} };
+    let _ = timeout(AFTER_KILL, ended).await;
+}
+
+fn write_all(to: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    to.write_all(bytes)?;
+    to.flush()
+}
+
+const INTERRUPT: u8 = 2;
+
+/// Signals sent to us that concern the command.
+struct Signals {
+    resized: Signal,
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+enum Caught {
+    Resized,
+    Ending(u8),
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            resized: signal(SignalKind::window_change())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> Caught {
+        tokio::select! {
+            _ = self.resized.recv() => Caught::Resized,
+            _ = self.interrupt.recv() => Caught::Ending(INTERRUPT),
+            _ = self.terminate.recv() => Caught::Ending(15),
+            _ = self.hangup.recv() => Caught::Ending(1),
+        }
+    }
+}
+
+/// Runs a command that needs no streams of ours; gives its exit code and what it wrote.
+pub async fn quiet(client: &Client, sandbox: &str, request: &Request) -> Result<(u8, String)> {
+    const MOST: usize = 64 * 1024;
+    let mut session = Session::start(client, sandbox, request).await?;
+    let _ = session.input().close().await;
+    let mut said = Vec::new();
+    loop {
+        match session.next().await? {
+            Told::Stdout(bytes) | Told::Stderr(bytes) => {
+                let room = MOST.saturating_sub(said.len());
+                said.extend_from_slice(&bytes[..bytes.len().min(room)]);
+            }
+            Told::Exited(code) => return Ok((code, String::from_utf8_lossy(&said).into_owned())),
+            Told::Started => {}
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! `run` and `create`: making boxes.
+
+use std::time::Duration;
+
+use http::Method;
+use sandkeep_model::{Error, Result};
+use serde_json::{Value, json};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
+
+use super::{
+    client::Client,
+    exec::attach,
+    output::{Output, clean},
+    session::Request,
+};
+use crate::{
+    args::{BoxArgs, CreateArgs, RunArgs},
+    quantity::{Size, Span},
+};
+
+/// How long we stay to see a box destroyed before we say that it is still there.
+const GOODBYE: Duration = Duration::from_secs(30);
+
+pub async fn create(client: &Client, output: Output, args: &CreateArgs) -> anyhow::Result<u8> {
+    let made = make(client, &args.sandbox, args.timeout).await?;
+    if output.json {
+        output.json(&made)?;
+    } else {
+        output.line(&clean(id_of(&made)?))?;
+    }
+    Ok(0)
+}
+
+/// The box lives as long as the command, whatever ends it: the command, an error, or Ctrl-C.
+pub async fn run(client: &Client, output: Output, args: RunArgs) -> anyhow::Result<u8> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let making = make(client, &args.sandbox, args.timeout);
+    tokio::pin!(making);
+    let (made, interrupted) = tokio::select! {
+        made = &mut making => (made?, false),
+        // The server may have made it already: wait to learn its name, then destroy it. A
+        // box whose name nobody was told the server ends by itself.
+        _ = interrupt.recv() => match timeout(GOODBYE, making).await {
+            Ok(made) => (made?, true),
+            Err(_) => return Ok(130),
+        },
+    };
+    let id = id_of(&made)?.to_owned();
+    let ended = if interrupted {
+        Ok(130)
+    } else {
+        let request = Request {
+            cmd: args.command,
+            ..Request::default()
+        };
+        attach(client, output, &id, request, args.streams).await
+    };
+    let destroyed = timeout(GOODBYE, destroy(client, &id)).await;
+    let code = ended?;
+    match destroyed {
+        Ok(done) => done?,
+        Err(_) => {
+            return Err(
+                Error::internal(format!("the box {id} was not destroyed in time"))
+                    .hint(format!("try `sandkeep kill {id}`"))
+                    .into(),
+            );
+        }
+    }
+    Ok(code)
+}
+
+async fn destroy(client: &Client, id: &str) -> Result<()> {
+    let request = client.request(Method::DELETE, &["sandboxes", id])?;
+    match client.json(request).await {
+        Ok(_) => Ok(()),
+        // It ended by itself: that is what was wanted.
+        Err(error) if error.code == sandkeep_model::Code::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn make(client: &Client, wish: &BoxArgs, timeout: Span) -> Result<Value> {
+    let request = client
+        .request(Method::POST, &["sandboxes"])?
+        .json(&body(wish, timeout));
+    client.json(request).await
+}
+
+fn body(wish: &BoxArgs, timeout: Span) -> Value {
+    let map = |pairs: &[(String, String)]| -> Value {
+        pairs
+            .iter()
+            .map(|(name, value)| (name.clone(), Value::from(value.as_str())))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    };
+    let mut limits = serde_json::Map::new();
+    let wishes = [
+        ("cpu_millis", wish.cpu.map(u64::from)),
+        ("memory_mib", wish.memory.map(Size::mib)),
+        ("pids", wish.pids.map(u64::from)),
+        ("disk_mib", wish.disk.map(Size::mib)),
+    ];
+    for (name, wished) in wishes {
+        if let Some(value) = wished {
+            limits.insert(name.to_owned(), value.into());
+        }
+    }
+    json!({
+        "template": wish.template.as_str(),
+        "isolation": wish.isolation,
+        "limits": limits,
+        "timeout_seconds": timeout.seconds(),
+        "env": map(&wish.env),
+        "metadata": map(&wish.metadata),
+    })
+}
+
+fn id_of(made: &Value) -> Result<&str> {
+    made["id"]
+        .as_str()
+        .ok_or_else(|| Error::internal("the server's answer names no box"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn the_request_holds_what_was_asked_and_no_more() {
+        let words = [
+            "sandkeep",
+            "create",
+            "--cpu",
+            "1.5",
+            "--memory",
+            "512M",
+            "-e",
+            "A=1",
+            "-m",
+            "job=7",
+            "--timeout",
+            "never",
+        ];
+        let Command::Create(args) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("not create")
+        };
+        assert_eq!(
+            body(&args.sandbox, args.timeout),
+            json!({
+                "template": "base",
+                "isolation": "auto",
+                "limits": {"cpu_millis": 1500, "memory_mib": 512},
+                "timeout_seconds": null,
+                "env": {"A": "1"},
+                "metadata": {"job": "7"},
+            })
+        );
+    }
+}

@@ -1,0 +1,145 @@
+//! `logs` and `events`: what happened, and what happens.
+
+use std::time::Duration;
+
+use http::Method;
+use sandkeep_model::Error;
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use super::{
+    client::Client,
+    output::{Output, clean},
+    sse::Parser,
+};
+
+/// How often a log is asked for news.
+const LOG_INTERVAL: Duration = Duration::from_millis(500);
+/// After so much silence everything that is kept has been told.
+const SILENCE: Duration = Duration::from_millis(700);
+
+pub async fn logs(
+    client: &Client,
+    output: Output,
+    sandbox: &str,
+    follow: bool,
+) -> anyhow::Result<u8> {
+    let id = client.find(sandbox).await?;
+    let mut after = 0;
+    loop {
+        let request = client
+            .request(Method::GET, &["sandboxes", &id, "logs"])?
+            .query(&[("after", after)]);
+        let answer = client.json(request).await?;
+        for entry in answer["entries"].as_array().into_iter().flatten() {
+            after = entry["seq"].as_u64().unwrap_or(after).max(after);
+            if output.json {
+                output.json_line(entry)?;
+            } else {
+                output.line(&log_line(entry))?;
+            }
+        }
+        if !follow {
+            return Ok(0);
+        }
+        sleep(LOG_INTERVAL).await;
+    }
+}
+
+fn log_line(entry: &Value) -> String {
+    let text = |name: &str| clean(entry[name].as_str().unwrap_or_default());
+    format!("{} {:<5} {}", text("at"), text("level"), text("message"))
+}
+
+/// Without `follow` everything up to now; with it, until Ctrl-C.
+pub async fn events(
+    client: &Client,
+    output: Output,
+    sandbox: Option<&str>,
+    follow: bool,
+) -> anyhow::Result<u8> {
+    let mut request = client
+        .request(Method::GET, &["events"])?
+        .query(&[("after", 0)]);
+    if let Some(name) = sandbox {
+        let id = client.find(name).await?;
+        request = request.query(&[("sandbox_id", id)]);
+    }
+    let mut response = client.send(request).await?;
+    let mut parser = Parser::default();
+    let broke = |error: reqwest::Error| {
+        Error::internal(format!(
+            "the stream of events broke: {}",
+            error.without_url()
+        ))
+    };
+    loop {
+        let next = if follow {
+            response.chunk().await
+        } else {
+            // The stream never ends by itself; what is kept comes without a pause.
+            match timeout(SILENCE, response.chunk()).await {
+                Ok(next) => next,
+                Err(_) => return Ok(0),
+            }
+        };
+        let Some(chunk) = next.map_err(broke)? else {
+            return Ok(0);
+        };
+        for data in parser.feed(&chunk)? {
+            let event: Value = serde_json::from_str(&data)
+                .map_err(|error| Error::internal(format!("an event is not JSON: {error}")))?;
+            if output.json {
+                output.json_line(&event)?;
+            } else {
+                output.line(&event_line(&event))?;
+            }
+        }
+    }
+}
+
+fn event_line(event: &Value) -> String {
+    let text = |name: &str| event[name].as_str().map(clean).unwrap_or_default();
+    let what = match event["event"].as_str() {
+        Some("state") => {
+            let why = event["why"]["reason"].as_str().map(clean);
+            match why {
+                Some(why) => format!("{} ({why})", text("to")),
+                None => text("to"),
+            }
+        }
+        Some("out_of_memory") => {
+            format!("out of memory, {} processes killed so far", event["kills"])
+        }
+        Some("expiry_changed") => match event["end_at"].as_str() {
+            Some(end) => format!("ends at {}", clean(end)),
+            None => "has no end".to_owned(),
+        },
+        Some(other) => clean(other),
+        None => String::new(),
+    };
+    format!("{} {} {what}", text("at"), text("sandbox_id"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lines_tell_what_happened_and_nothing_of_the_terminal() {
+        let event = json!({"at": "T", "sandbox_id": "i1", "event": "state", "from": "stopping", "to": "gone", "why": {"reason": "killed"}});
+        assert_eq!(event_line(&event), "T i1 gone (killed)");
+        let event = json!({"at": "T", "sandbox_id": "i1", "event": "out_of_memory", "kills": 3});
+        assert_eq!(
+            event_line(&event),
+            "T i1 out of memory, 3 processes killed so far"
+        );
+        let event =
+            json!({"at": "T", "sandbox_id": "i1", "event": "expiry_changed", "end_at": null});
+        assert_eq!(event_line(&event), "T i1 has no end");
+        let entry = json!({"at": "T", "level": "info", "message": "started \u{1b}[2Jx"});
+        assert_eq!(log_line(&entry), "T info  started [2Jx");
+    }
+}

@@ -1,0 +1,355 @@
+//! How the server is told what to do: flags, then `SANDKEEP_*` variables, then the file.
+//!
+//! One struct serves all three: clap fills it from flags and variables, serde from the file,
+//! and what the first leaves out the second may say.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use sandkeep_keeper::{KeeperConfig, Limiting, PoolConfig};
+use sandkeep_model::{Error, Limits, Result, TemplateName};
+use serde::Deserialize;
+
+use crate::quantity::{Size, Span};
+
+/// Where an installed server keeps its things.
+pub const DEFAULT_STATE: &str = "/var/lib/sandkeep";
+const SYSTEM_CONFIG: &str = "/etc/sandkeep/sandkeep.toml";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Declares the settings once: the clap argument, the key in the file, and the merge.
+macro_rules! settings {
+    ($( $(#[$meta:meta])* $name:ident : $kind:ty = $env:literal, )*) => {
+        #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Settings {
+            $( $(#[$meta])* #[arg(long, env = $env, hide_env_values = true)] pub $name: Option<$kind>, )*
+        }
+
+        impl Settings {
+            /// Takes from `other` what this one leaves open.
+            fn or(self, other: Self) -> Self {
+                Self { $( $name: self.$name.or(other.$name), )* }
+            }
+
+            #[cfg(test)]
+            const KEYS: &'static [&'static str] = &[$( stringify!($name), )*];
+        }
+    };
+}
+
+settings! {
+    /// Address and port to listen on [default: 127.0.0.1:3000]
+    #[arg(value_name = "ADDRESS")]
+    listen: SocketAddr = "SANDKEEP_LISTEN",
+    /// Directory for everything the server keeps [default: /var/lib/sandkeep]
+    #[arg(value_name = "DIR")]
+    state: PathBuf = "SANDKEEP_STATE",
+    /// A btrfs directory for disks and templates, instead of the server's own file
+    #[arg(value_name = "DIR")]
+    storage_dir: PathBuf = "SANDKEEP_STORAGE_DIR",
+    /// How large that file may grow [default: 100GiB; it takes only what is used]
+    #[arg(value_name = "SIZE")]
+    storage_size: Size = "SANDKEEP_STORAGE_SIZE",
+    /// Run although the disk use of boxes can not be limited on this host
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    allow_unlimited_disk: bool = "SANDKEEP_ALLOW_UNLIMITED_DISK",
+    /// Domain under which boxes are reached as <port>-<id>.<domain>
+    #[arg(value_name = "NAME")]
+    domain: String = "SANDKEEP_DOMAIN",
+    /// Most boxes at once, waiting ones included [default: 2000]
+    #[arg(value_name = "COUNT")]
+    max_boxes: usize = "SANDKEEP_MAX_BOXES",
+    /// Boxes kept started and waiting, so that a create takes milliseconds [default: 3]
+    #[arg(value_name = "COUNT")]
+    pool_size: usize = "SANDKEEP_POOL_SIZE",
+    /// Template of the waiting boxes [default: base]
+    #[arg(value_name = "NAME")]
+    pool_template: TemplateName = "SANDKEEP_POOL_TEMPLATE",
+    /// Longest time a box may be given [default: never, which sets no bound]
+    #[arg(value_name = "SPAN")]
+    max_lifetime: Span = "SANDKEEP_MAX_LIFETIME",
+    /// How long boxes that are gone stay in the records [default: 7d]
+    #[arg(value_name = "SPAN")]
+    keep_history: Span = "SANDKEEP_KEEP_HISTORY",
+    /// Connections served at once; more are answered 503 [default: 20000]
+    #[arg(value_name = "COUNT")]
+    max_connections: usize = "SANDKEEP_MAX_CONNECTIONS",
+    /// Processor of a box that asks for nothing, in thousandths of a core [default: 2000]
+    #[arg(value_name = "MILLIS")]
+    default_cpu_millis: u32 = "SANDKEEP_DEFAULT_CPU_MILLIS",
+    /// Memory of a box that asks for nothing [default: 1GiB]
+    #[arg(value_name = "SIZE")]
+    default_memory: Size = "SANDKEEP_DEFAULT_MEMORY",
+    /// Processes and threads of a box that asks for nothing [default: 1024]
+    #[arg(value_name = "COUNT")]
+    default_pids: u32 = "SANDKEEP_DEFAULT_PIDS",
+    /// Disk of a box that asks for nothing [default: 10GiB]
+    #[arg(value_name = "SIZE")]
+    default_disk: Size = "SANDKEEP_DEFAULT_DISK",
+    /// Most processor a box may ask for [default: all cores of the host]
+    #[arg(value_name = "MILLIS")]
+    max_cpu_millis: u32 = "SANDKEEP_MAX_CPU_MILLIS",
+    /// Most memory a box may ask for [default: the memory of the host]
+    #[arg(value_name = "SIZE")]
+    max_memory: Size = "SANDKEEP_MAX_MEMORY",
+    /// Most processes and threads a box may ask for [default: 16384]
+    #[arg(value_name = "COUNT")]
+    max_pids: u32 = "SANDKEEP_MAX_PIDS",
+    /// Most disk a box may ask for [default: the size of the storage]
+    #[arg(value_name = "SIZE")]
+    max_disk: Size = "SANDKEEP_MAX_DISK",
+    /// What is logged: error, warn, info, debug, trace, or a tracing filter [default: info]
+    #[arg(value_name = "FILTER")]
+    log_level: String = "SANDKEEP_LOG_LEVEL",
+    /// How log lines look [default: text]
+    #[arg(value_name = "FORMAT")]
+    log_format: LogFormat = "SANDKEEP_LOG_FORMAT",
+}
+
+/// Everything decided.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub listen: SocketAddr,
+    pub state: PathBuf,
+    pub storage_dir: Option<PathBuf>,
+    pub storage_size: Size,
+    pub allow_unlimited_disk: bool,
+    pub domain: Option<String>,
+    pub max_connections: usize,
+    pub log_level: Option<String>,
+    pub log_format: LogFormat,
+    pub keeper: KeeperConfig,
+    /// The file that was read, for the log.
+    pub file: Option<PathBuf>,
+}
+
+impl Config {
+    /// `given` holds flags and variables already; `file` is what `--config` named.
+    pub fn load(given: Settings, file: Option<&Path>) -> Result<Self> {
+        let state = given.state.clone().unwrap_or_else(|| DEFAULT_STATE.into());
+        let found = match file {
+            Some(path) => Some(path.to_owned()),
+            None => [state.join("sandkeep.toml"), SYSTEM_CONFIG.into()]
+                .into_iter()
+                .find(|path| path.exists()),
+        };
+        let settings = match &found {
+            Some(path) => given.or(read_file(path)?),
+            None => given,
+        };
+        Self::decide(settings, found)
+    }
+
+    fn decide(settings: Settings, file: Option<PathBuf>) -> Result<Self> {
+        let storage_size = settings.storage_size.unwrap_or(Size::gib(100));
+        let limits = limiting(&settings, storage_size)?;
+        let template = match settings.pool_template {
+            Some(name) => name,
+            None => "base".parse()?,
+        };
+        let keep_history = settings.keep_history.unwrap_or(Span::Seconds(7 * 86_400));
+        Ok(Self {
+            listen: settings
+                .listen
+                .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 3000))),
+            state: absolute(
+                settings
+                    .state
+                    .as_deref()
+                    .unwrap_or(Path::new(DEFAULT_STATE)),
+            )?,
+            storage_dir: settings.storage_dir.as_deref().map(absolute).transpose()?,
+            storage_size,
+            allow_unlimited_disk: settings.allow_unlimited_disk.unwrap_or(false),
+            domain: settings.domain,
+            max_connections: settings.max_connections.unwrap_or(20_000),
+            log_level: settings.log_level,
+            log_format: settings.log_format.unwrap_or(LogFormat::Text),
+            keeper: KeeperConfig {
+                limits,
+                pool: PoolConfig {
+                    size: settings.pool_size.unwrap_or(3),
+                    template,
+                },
+                max_boxes: settings.max_boxes.unwrap_or(2000),
+                max_lifetime: settings.max_lifetime.and_then(Span::duration),
+                keep_history: keep_history
+                    .duration()
+                    .unwrap_or(Duration::from_secs(100 * 365 * 86_400)),
+            },
+            file,
+        })
+    }
+
+    pub fn vault(&self) -> sandkeep_vault::VaultConfig {
+        sandkeep_vault::VaultConfig {
+            state_dir: self.state.clone(),
+            pool_dir: self.storage_dir.clone(),
+            pool_size_bytes: self.storage_size.0,
+            allow_unlimited_disk: self.allow_unlimited_disk,
+        }
+    }
+}
+
+fn limiting(settings: &Settings, storage_size: Size) -> Result<Limiting> {
+    let host = Limits::default();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = Limits {
+        cpu_millis: settings
+            .max_cpu_millis
+            .unwrap_or_else(|| u32::try_from(cores).unwrap_or(1024).saturating_mul(1000)),
+        memory_mib: settings
+            .max_memory
+            .map_or_else(|| host_memory_mib().unwrap_or(1 << 20), Size::mib),
+        pids: settings.max_pids.unwrap_or(16_384),
+        disk_mib: settings.max_disk.unwrap_or(storage_size).mib(),
+        open_files: 1_048_576,
+    };
+    // A small host must not refuse the boxes that ask for nothing.
+    let default = Limits {
+        cpu_millis: settings
+            .default_cpu_millis
+            .unwrap_or(host.cpu_millis.min(most.cpu_millis)),
+        memory_mib: settings
+            .default_memory
+            .map_or(host.memory_mib.min(most.memory_mib), Size::mib),
+        pids: settings.default_pids.unwrap_or(host.pids.min(most.pids)),
+        disk_mib: settings
+            .default_disk
+            .map_or(host.disk_mib.min(most.disk_mib), Size::mib),
+        open_files: host.open_files,
+    };
+    // Defaults beyond the maximum would make every plain create fail: better said now.
+    sandkeep_model::LimitsWish::default()
+        .resolve(&default, &most)
+        .map_err(|error| {
+            error
+                .context("the default limits of boxes do not fit the largest ones allowed")
+                .hint("lower the `default_*` settings or raise the `max_*` ones")
+        })?;
+    Ok(Limiting { default, most })
+}
+
+fn host_memory_mib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(kib / 1024)
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path)
+        .map_err(|error| Error::from(error).context(format!("the path {}", path.display())))
+}
+
+fn read_file(path: &Path) -> Result<Settings> {
+    let named = || format!("reading the settings in {}", path.display());
+    let text =
+        std::fs::read_to_string(path).map_err(|error| Error::from(error).context(named()))?;
+    toml::from_str(&text).map_err(|error| {
+        // The parser's text shows the line and what is wrong with it.
+        Error::invalid("config", error.to_string())
+            .context(named())
+            .hint("`sandkeep serve --help` lists the settings; keys in the file are written with _ for -")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, FromArgMatches};
+
+    use super::*;
+
+    fn flags(words: &[&str]) -> Settings {
+        let command = Settings::augment_args(clap::Command::new("t").no_binary_name(true));
+        let matches = command.try_get_matches_from(words).unwrap();
+        Settings::from_arg_matches(&matches).unwrap()
+    }
+
+    fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sandkeep.toml");
+        std::fs::write(&path, text).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let (_dir, path) =
+            file("listen = \"127.0.0.1:4000\"\nmax_boxes = 7\nkeep_history = \"1h\"\n");
+        let config = Config::load(flags(&["--listen", "127.0.0.1:5000"]), Some(&path)).unwrap();
+        assert_eq!(config.listen.port(), 5000);
+        assert_eq!(config.keeper.max_boxes, 7);
+        assert_eq!(config.keeper.keep_history, Duration::from_secs(3600));
+        assert_eq!(config.max_connections, 20_000);
+    }
+
+    #[test]
+    fn every_setting_has_a_flag_and_a_variable_of_its_name() {
+        let command = Settings::augment_args(clap::Command::new("t"));
+        for key in Settings::KEYS {
+            let flag = key.replace('_', "-");
+            let argument = command
+                .get_arguments()
+                .find(|argument| argument.get_long() == Some(&flag))
+                .unwrap_or_else(|| panic!("--{flag} is missing"));
+            let variable = argument.get_env().and_then(|name| name.to_str());
+            assert_eq!(
+                variable,
+                Some(format!("SANDKEEP_{}", key.to_uppercase()).as_str())
+            );
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_its_line() {
+        let (_dir, path) = file("listen = \"127.0.0.1:4000\"\nlisten_port = 3\n");
+        let error = Config::load(Settings::default(), Some(&path)).unwrap_err();
+        assert!(error.message.contains("line 2"), "{}", error.message);
+        assert!(error.message.contains("listen_port"), "{}", error.message);
+    }
+
+    #[test]
+    fn a_missing_file_that_was_named_is_an_error() {
+        assert!(Config::load(Settings::default(), Some(Path::new("/nonexistent.toml"))).is_err());
+    }
+
+    #[test]
+    fn the_file_in_the_state_directory_is_found() {
+        let (dir, path) = file("pool_size = 0\n");
+        let settings = Settings {
+            state: Some(dir.path().to_owned()),
+            ..Settings::default()
+        };
+        let config = Config::load(settings, None).unwrap();
+        assert_eq!(config.file, Some(path));
+        assert_eq!(config.keeper.pool.size, 0);
+    }
+
+    #[test]
+    fn defaults_beyond_the_maximum_are_refused_at_once() {
+        let settings = flags(&["--default-memory", "2GiB", "--max-memory", "1GiB"]);
+        let error = Config::load(settings, Some(&file("").1)).unwrap_err();
+        assert!(error.message.contains("memory"), "{error}");
+    }
+
+    #[test]
+    fn sizes_may_be_numbers_or_texts_in_the_file() {
+        let (_dir, path) = file("storage_size = 2147483648\nmax_memory = \"3GiB\"\n");
+        let config = Config::load(Settings::default(), Some(&path)).unwrap();
+        assert_eq!(config.storage_size, Size::gib(2));
+        assert_eq!(config.keeper.limits.most.memory_mib, 3072);
+    }
+}

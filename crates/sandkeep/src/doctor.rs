@@ -1,0 +1,279 @@
+//! `doctor`: what this host can do, what is missing, what to install. Needs no server and no
+//! root, though root sees more.
+
+use std::{collections::HashSet, env, fs, path::Path};
+
+use sandkeep_model::{Isolation, human_bytes};
+use sandkeep_ward::{Check, Verdict};
+use serde::Serialize;
+
+use crate::{
+    args::DoctorArgs,
+    cli::output::{Output, clean},
+    config::Config,
+};
+
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Whether a server would work here.
+    ready: bool,
+    /// What every level needs.
+    host: Vec<Check>,
+    levels: Vec<Level>,
+}
+
+#[derive(Debug, Serialize)]
+struct Level {
+    level: Isolation,
+    usable: bool,
+    checks: Vec<Check>,
+}
+
+/// Exit code 1 when a server would not work.
+pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
+    let config = Config::load(args.place.settings(), None)?;
+    // Looking at files and tools blocks for moments only, and nothing else runs here.
+    let report = examine(&config);
+    if output.json {
+        output.json(&report)?;
+    } else {
+        show(output, &report)?;
+    }
+    Ok(u8::from(!report.ready))
+}
+
+fn examine(config: &Config) -> Report {
+    let mut seen = HashSet::new();
+    let host = once(&mut seen, host_checks(config));
+    let container = once(
+        &mut seen,
+        sandkeep_ward_container::check_host(&config.state.join("ward-container")),
+    );
+    let usable = fine(&container);
+    let levels = vec![
+        Level {
+            level: Isolation::Container,
+            usable,
+            checks: container,
+        },
+        not_built(Isolation::Gvisor),
+        not_built(Isolation::Microvm),
+    ];
+    Report {
+        ready: usable && fine(&host),
+        host,
+        levels,
+    }
+}
+
+/// A thing that several levels need is told once.
+fn once(seen: &mut HashSet<String>, checks: Vec<Check>) -> Vec<Check> {
+    checks
+        .into_iter()
+        .filter(|check| seen.insert(check.name.clone()))
+        .collect()
+}
+
+fn fine(checks: &[Check]) -> bool {
+    checks.iter().all(|check| check.verdict != Verdict::Missing)
+}
+
+fn not_built(level: Isolation) -> Level {
+    Level {
+        level,
+        usable: false,
+        checks: vec![Check::missing(
+            &format!("{level} driver"),
+            "this version of sandkeep has none",
+            "use the container level",
+        )],
+    }
+}
+
+fn host_checks(config: &Config) -> Vec<Check> {
+    vec![
+        btrfs_kernel(&fs::read_to_string("/proc/filesystems").unwrap_or_default()),
+        tool("mkfs.btrfs", "btrfs-progs", "makes the storage"),
+        tool("mmdebstrap", "mmdebstrap", "makes the base template"),
+        state(&config.state),
+        disk(&config.state),
+        open_files(),
+    ]
+}
+
+fn btrfs_kernel(file_systems: &str) -> Check {
+    const NAME: &str = "btrfs";
+    let listed = file_systems
+        .lines()
+        .any(|line| line.split_whitespace().next_back() == Some("btrfs"));
+    if listed {
+        return Check::ok(NAME, "the kernel has it");
+    }
+    Check::warning(
+        NAME,
+        "the kernel has not loaded it",
+        "modprobe btrfs, or let `sandkeep init` try",
+    )
+}
+
+fn tool(name: &str, package: &str, what_for: &str) -> Check {
+    // Tools for root are often outside the PATH of others.
+    let mut places: Vec<_> = env::var_os("PATH")
+        .map(|path| env::split_paths(&path).collect())
+        .unwrap_or_default();
+    places.extend(["/usr/sbin".into(), "/sbin".into()]);
+    match places
+        .iter()
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+    {
+        Some(path) => Check::ok(name, path.display().to_string()),
+        None => Check::missing(
+            name,
+            format!("not installed; it {what_for}"),
+            format!("apt-get install {package}"),
+        ),
+    }
+}
+
+fn state(path: &Path) -> Check {
+    const NAME: &str = "state directory";
+    let shown = path.display();
+    let init = format!("sudo sandkeep init --state {shown}");
+    match fs::read_dir(path) {
+        Ok(_) if path.join("pool.img").exists() => Check::ok(NAME, shown.to_string()),
+        Ok(_) => Check::warning(NAME, format!("{shown} holds no storage yet"), init),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Check::warning(NAME, format!("{shown} is not there yet"), init)
+        }
+        Err(error) => Check::warning(
+            NAME,
+            format!("{shown} can not be looked at: {error}"),
+            "run the doctor as root to see more",
+        ),
+    }
+}
+
+fn disk(state: &Path) -> Check {
+    const NAME: &str = "disk";
+    const ENOUGH: u64 = 5 << 30;
+    // The directory may not be there yet; what it will be in is.
+    let found = state
+        .ancestors()
+        .find_map(|dir| rustix::fs::statvfs(dir).ok());
+    let Some(stat) = found else {
+        return Check::warning(NAME, "its free space is not known", "look with `df -h`");
+    };
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let shown = format!("{} free", human_bytes(free));
+    if free >= ENOUGH {
+        Check::ok(NAME, shown)
+    } else {
+        Check::warning(
+            NAME,
+            shown,
+            format!(
+                "free some: {} is the least for real work",
+                human_bytes(ENOUGH)
+            ),
+        )
+    }
+}
+
+fn open_files() -> Check {
+    const NAME: &str = "open files";
+    const ENOUGH: u64 = 65_536;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    match limit {
+        Some(most) if most < ENOUGH => Check::warning(
+            NAME,
+            format!("at most {most} per process"),
+            "raise the hard limit (`ulimit -Hn`, LimitNOFILE= in systemd) for many connections",
+        ),
+        Some(most) => Check::ok(NAME, format!("up to {most} per process")),
+        None => Check::ok(NAME, "not limited"),
+    }
+}
+
+fn show(output: Output, report: &Report) -> std::io::Result<()> {
+    output.line("host")?;
+    show_checks(output, &report.host)?;
+    for level in &report.levels {
+        let word = if level.usable {
+            output.good("usable")
+        } else {
+            output.bad("not usable")
+        };
+        output.line(&format!("{}: {word}", level.level))?;
+        show_checks(output, &level.checks)?;
+    }
+    output.line(if report.ready {
+        "A server works here."
+    } else {
+        "A server does not work here until what is missing is mended."
+    })
+}
+
+fn show_checks(output: Output, checks: &[Check]) -> std::io::Result<()> {
+    for check in checks {
+        let mark = match check.verdict {
+            Verdict::Ok => output.good("ok     "),
+            Verdict::Warning => output.warning("warning"),
+            Verdict::Missing => output.bad("missing"),
+        };
+        output.line(&format!(
+            "  {mark}  {:<18} {}",
+            clean(&check.name),
+            clean(&check.found)
+        ))?;
+        if let Some(fix) = &check.fix {
+            output.line(&format!("           {:<18} -> {}", "", clean(fix)))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    #[test]
+    fn every_check_has_a_name_of_its_own_and_every_fault_a_fix() {
+        let settings = Settings {
+            state: Some("/nonexistent/sandkeep".into()),
+            ..Settings::default()
+        };
+        let report = examine(&Config::load(settings, None).unwrap());
+        let all: Vec<&Check> = report
+            .host
+            .iter()
+            .chain(report.levels.iter().flat_map(|level| &level.checks))
+            .collect();
+        let names: HashSet<&str> = all.iter().map(|check| check.name.as_str()).collect();
+        assert_eq!(names.len(), all.len());
+        for check in all {
+            assert_eq!(
+                check.verdict == Verdict::Ok,
+                check.fix.is_none(),
+                "{check:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_missing_tool_names_its_package() {
+        let check = tool("no-such-tool-anywhere", "the-package", "does nothing");
+        assert_eq!(check.verdict, Verdict::Missing);
+        assert_eq!(check.fix.as_deref(), Some("apt-get install the-package"));
+    }
+
+    #[test]
+    fn a_kernel_without_btrfs_is_told() {
+        assert_eq!(btrfs_kernel("nodev\tproc\n\tbtrfs\n").verdict, Verdict::Ok);
+        assert_eq!(
+            btrfs_kernel("nodev\tproc\n\text4\n").verdict,
+            Verdict::Warning
+        );
+    }
+}

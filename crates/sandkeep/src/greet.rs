@@ -1,0 +1,93 @@
+//! What a person sees when the server is ready.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use sandkeep_model::Secret;
+
+/// The address a client on this machine uses.
+pub fn local_url(listen: SocketAddr) -> String {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    format!("http://{}", SocketAddr::new(ip, listen.port()))
+}
+
+/// URL, key and a first example, ready to be pasted.
+pub fn greeting(listen: SocketAddr, key: &Secret) -> String {
+    let url = local_url(listen);
+    let key = key.expose();
+    format!(
+        "
+Sandkeep is ready at {url}
+
+  In another terminal (pip install e2b, or npm install e2b):
+
+    export E2B_API_URL={url} E2B_SANDBOX_URL={url}
+    export E2B_API_KEY={key}
+
+  Then, in Python:
+
+    from e2b import Sandbox
+    box = Sandbox.create()
+    print(box.commands.run('echo hello from $(hostname)').stdout)
+
+  Or from the shell:
+
+    export SANDKEEP_URL={url} SANDKEEP_API_KEY={key}
+    sandkeep run -- echo hello
+
+Ctrl-C stops the server; boxes go on running and are found again at the next start.
+"
+    )
+}
+
+/// What an operator must know who opens the server to the network.
+pub fn exposure_warning(listen: SocketAddr) -> Option<String> {
+    (!listen.ip().is_loopback()).then(|| {
+        format!(
+            "listening on {listen}: whoever reaches this address and has the key runs code in boxes on this machine, \
+             and the key travels unencrypted; put a TLS proxy in front, or listen on 127.0.0.1"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_what_the_example_needs() {
+        let text = greeting("127.0.0.1:3000".parse().unwrap(), &Secret::new("e2b_00ff"));
+        for piece in [
+            "http://127.0.0.1:3000",
+            "E2B_API_URL=http://127.0.0.1:3000",
+            "E2B_SANDBOX_URL=http://127.0.0.1:3000",
+            "E2B_API_KEY=e2b_00ff",
+            "from e2b import Sandbox",
+        ] {
+            assert!(text.contains(piece), "{piece} is missing in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_wildcard_address_is_shown_as_one_that_can_be_dialled() {
+        assert_eq!(
+            local_url("0.0.0.0:80".parse().unwrap()),
+            "http://127.0.0.1:80"
+        );
+        assert_eq!(local_url("[::]:80".parse().unwrap()), "http://[::1]:80");
+        assert_eq!(
+            local_url("10.0.0.9:80".parse().unwrap()),
+            "http://10.0.0.9:80"
+        );
+    }
+
+    #[test]
+    fn only_loopback_is_quiet() {
+        assert!(exposure_warning("127.0.0.2:1".parse().unwrap()).is_none());
+        assert!(exposure_warning("[::1]:1".parse().unwrap()).is_none());
+        assert!(exposure_warning("0.0.0.0:1".parse().unwrap()).is_some());
+    }
+}

@@ -1,0 +1,110 @@
+# Shared by the scripts beside it; sourced, never run.
+# shellcheck shell=bash
+
+REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export REPO
+# The oldest Rust that builds this; also in Cargo.toml.
+MIN_RUST=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$REPO/Cargo.toml")
+
+say() { printf '%s\n' "$*"; }
+warn() { printf 'warning: %s\n' "$*" >&2; }
+die() {
+  printf 'error: %s\n' "$1" >&2
+  [ $# -lt 2 ] || printf 'hint: %s\n' "$2" >&2
+  exit 1
+}
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+
+# Runs a command as root: directly, or by sudo with our own variables kept.
+as_root() {
+  if is_root; then
+    "$@"
+    return
+  fi
+  command -v sudo >/dev/null || die "this step needs root, and sudo is not installed: $*" "run the script as root"
+  local kept
+  kept=$(compgen -e | grep -E '^(SANDKEEP_|RUST_LOG$|NO_COLOR$)' | paste -sd, - || true)
+  sudo ${kept:+--preserve-env="$kept"} -- "$@"
+}
+
+# ensure_tools "why" tool=package…: installs the packages whose tools are missing.
+ensure_tools() {
+  local why=$1 pair tool missing=()
+  shift
+  for pair in "$@"; do
+    tool=${pair%%=*}
+    # Tools for root are often outside the PATH of others.
+    PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null || missing+=("${pair#*=}")
+  done
+  install_packages "$why" "${missing[@]}"
+}
+
+# Packages without a tool of their own.
+ensure_packages() {
+  local why=$1 package missing=()
+  shift
+  for package in "$@"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+  done
+  install_packages "$why" "${missing[@]}"
+}
+
+install_packages() {
+  local why=$1
+  shift
+  [ $# -gt 0 ] || return 0
+  command -v apt-get >/dev/null || die "missing: $* ($why)" "install them with the package manager of this system"
+  say "==> installing $* ($why)"
+  if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1; then
+    # The lists may be old or, on a fresh machine, not there at all.
+    as_root apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+  fi
+}
+
+# Finds cargo also where rustup puts it without telling the PATH of this shell.
+ensure_rust() {
+  local home
+  for home in "${CARGO_HOME:-$HOME/.cargo}" "$(sudo_home)/.cargo"; do
+    if ! command -v cargo >/dev/null && [ -x "$home/bin/cargo" ]; then
+      PATH="$home/bin:$PATH"
+      export CARGO_HOME=$home RUSTUP_HOME=${RUSTUP_HOME:-$(dirname "$home")/.rustup}
+    fi
+  done
+  command -v cargo >/dev/null || die "Rust is not installed" \
+    "get it with: curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal && . ~/.cargo/env"
+  local found
+  found=$(rustc --version | awk '{print $2}')
+  [ "$(printf '%s\n%s\n' "$MIN_RUST" "$found" | sort -V | head -n 1)" = "$MIN_RUST" ] || die \
+    "Rust $found is too old, $MIN_RUST or newer is needed" "update it with: rustup update stable"
+}
+
+# The home of whoever called sudo, or ours.
+sudo_home() {
+  if [ -n "${SUDO_USER:-}" ]; then
+    getent passwd "$SUDO_USER" | cut -d: -f6
+  else
+    printf '%s\n' "$HOME"
+  fi
+}
+
+# What building needs beside Rust: a C compiler for SQLite and the TLS library.
+ensure_build_tools() {
+  ensure_tools "to build the server" cc=gcc ld=binutils
+  ensure_packages "to build the server" libc6-dev
+}
+
+# What making boxes and their base template needs.
+ensure_box_tools() {
+  ensure_tools "to make the storage and the base template of boxes" \
+    mkfs.btrfs=btrfs-progs mmdebstrap=mmdebstrap unshare=util-linux losetup=mount zstd=zstd
+  ensure_packages "to fetch packages for the base template" ca-certificates
+}
+
+# The files built as root for somebody else are given to them.
+give_back() {
+  if is_root && [ -n "${SUDO_UID:-}" ] && [ -e "$1" ]; then
+    chown -R "$SUDO_UID:${SUDO_GID:-$SUDO_UID}" "$1"
+  fi
+}
