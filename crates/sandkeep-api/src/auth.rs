@@ -45,7 +45,7 @@ fn check(headers: &HeaderMap, key: &Secret) -> Result<()> {
 }
 
 fn given(headers: &HeaderMap) -> Option<&[u8]> {
-    if let Some(value) = headers.get("x-api-key") {
+    if let Some(value) = headers.get("x-api-key").filter(|value| !value.is_empty()) {
         return Some(value.as_bytes());
     }
     let value = headers.get(AUTHORIZATION)?.as_bytes();

@@ -38,7 +38,7 @@ impl Dialect {
 pub(crate) const CONTENT_TYPE_FIELD: &str = "content-type";
 pub(crate) const METHOD_FIELD: &str = "method";
 
-fn status(error: &Error) -> StatusCode {
+pub(crate) fn status(error: &Error) -> StatusCode {
     match (error.code, error.field.as_deref()) {
         (Code::InvalidArgument, Some(CONTENT_TYPE_FIELD)) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         (Code::InvalidArgument, Some(METHOD_FIELD)) => StatusCode::METHOD_NOT_ALLOWED,

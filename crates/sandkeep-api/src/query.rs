@@ -74,6 +74,12 @@ impl Query {
         Ok(found)
     }
 
+    /// Every value of a parameter that may be given many times.
+    pub(crate) fn all(&mut self, name: &str) -> Vec<String> {
+        let taken = self.pairs.extract_if(.., |(key, _)| key == name);
+        taken.map(|(_, value)| value).collect()
+    }
+
     /// [`Query::take`], parsed; an empty value counts as none.
     pub(crate) fn parsed<T>(&mut self, name: &str) -> Result<Option<T>>
     where

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use sandkeep_agent_api::process::{ProcessConfig, Pty, PtySize, StartRequest};
-use sandkeep_model::{Error, Result, check_env};
+use sandkeep_model::{Code, Error, Result, check_env};
 use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
@@ -14,6 +14,8 @@ use utoipa::ToSchema;
 
 /// A week: whoever wants more can leave the time away.
 const MAX_TIMEOUT_MS: u64 = 7 * 24 * 3600 * 1000;
+/// The kernel's limit for one argument, its end included.
+const MAX_WORD_BYTES: usize = 128 * 1024;
 /// Far more than any screen.
 const MAX_TTY_SIZE: u32 = 4096;
 
@@ -194,6 +196,9 @@ fn process(
         return Err(Error::invalid("cwd", "cwd holds a NUL byte"));
     }
     let (cmd, args) = match program {
+        Program::Shell(text) if text.trim().is_empty() => {
+            return Err(Error::invalid("cmd", "cmd is empty"));
+        }
         Program::Shell(text) => (
             "/bin/bash".to_owned(),
             vec!["-l".to_owned(), "-c".to_owned(), text],
@@ -205,6 +210,22 @@ fn process(
             (argv.remove(0), argv)
         }
     };
+    if let Some(word) = args
+        .iter()
+        .chain([&cmd])
+        .find(|w| w.len() >= MAX_WORD_BYTES)
+    {
+        return Err(Error::new(
+            Code::TooLarge,
+            format!(
+                "a word of cmd is {} bytes, the kernel's limit is {}",
+                word.len(),
+                MAX_WORD_BYTES - 1
+            ),
+        )
+        .field("cmd")
+        .hint("write it to a file of the box, or give it as stdin"));
+    }
     if cmd.is_empty() || cmd.contains('\0') || args.iter().any(|word| word.contains('\0')) {
         return Err(Error::invalid(
             "cmd",
@@ -257,6 +278,7 @@ mod tests {
     fn what_is_wrong_is_named() {
         for (json, field) in [
             (r#"{"cmd":[]}"#, "cmd"),
+            (r#"{"cmd":" "}"#, "cmd"),
             (r#"{"cmd":["a",1]}"#, "cmd[1]"),
             (r#"{"cmd":7}"#, "cmd"),
             (r#"{"cmd":"a\u0000"}"#, "cmd"),
@@ -273,6 +295,9 @@ mod tests {
             let error = exec(json).unwrap_err();
             assert_eq!(error.field.as_deref(), Some(field), "{json}: {error}");
         }
+        let error = exec(&format!(r#"{{"cmd":["a","{}"]}}"#, "x".repeat(131_072))).unwrap_err();
+        assert_eq!(error.code, Code::TooLarge);
+        assert!(error.message.contains("131071"), "{error}");
         let request = br#"{"cmd":"a","tty":{"cols":0,"rows":1}}"#;
         let request = parse_json::<InteractiveRequest>(request).unwrap();
         assert_eq!(request.check().unwrap_err().field.as_deref(), Some("tty"));

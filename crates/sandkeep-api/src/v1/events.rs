@@ -3,6 +3,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use axum::{
+    Json,
     extract::State,
     response::{
         IntoResponse, Response,
@@ -12,12 +13,18 @@ use axum::{
 use futures_util::{Stream, stream};
 use http::{HeaderMap, HeaderValue};
 use sandkeep_model::{Error, Event, Result, SandboxId};
+use serde::Serialize;
 use tokio::{
     sync::{broadcast, mpsc},
     time::{Instant, timeout_at},
 };
+use utoipa::ToSchema;
 
-use crate::{error::NativeError, query::NativeQuery, state::Shared};
+use crate::{
+    error::NativeError,
+    query::{NativeQuery, shown},
+    state::Shared,
+};
 
 /// A comment after so much silence shows both sides that the other is there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -26,6 +33,15 @@ const SLOW_CLIENT: Duration = Duration::from_secs(30);
 /// Events that wait for the client, and one page of the ledger.
 const WAITING: usize = 64;
 const PAGE: u32 = 256;
+/// Events of an answer in JSON.
+const LIST: u32 = 1000;
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct EventList {
+    /// Oldest first; give the last `seq` back as `after` to read on.
+    #[schema(value_type = Vec<Object>)]
+    events: Vec<Event>,
+}
 
 /// The stream of events (Server-Sent Events).
 ///
@@ -33,13 +49,20 @@ const PAGE: u32 = 256;
 /// came after that event, without gaps or repetitions. `after=0` tells everything that is
 /// kept. Each event's `id` is its `seq`, its name the kind of event, its data one JSON
 /// object. A client that reads too slowly is cut off and can come back with its last id.
+///
+/// `format=json` answers at once instead: `{"events": [...]}`, the oldest kept ones after
+/// `after`, at most 1000.
 #[utoipa::path(get, path = "/v1/events", tag = "events",
     params(
         ("after" = Option<i64>, Query, description = "Begin after this `seq`"),
         ("sandbox_id" = Option<String>, Query, description = "Only events of this sandbox"),
+        ("format" = Option<String>, Query, description = "`sse`, or `json` for one answer"),
         ("Last-Event-ID" = Option<i64>, Header, description = "As `after`; sent by clients that come back"),
     ),
-    responses((status = 200, description = "Events", body = String, content_type = "text/event-stream")))]
+    responses((status = 200, description = "Events", content(
+        (String = "text/event-stream"),
+        (EventList = "application/json"),
+    ))))]
 pub(crate) async fn events(
     State(state): State<Shared>,
     NativeQuery(mut query): NativeQuery,
@@ -47,10 +70,33 @@ pub(crate) async fn events(
 ) -> Result<Response, NativeError> {
     let after = query.parsed::<i64>("after")?;
     let only = query.parsed::<SandboxId>("sandbox_id")?;
-    query.finish("after and sandbox_id")?;
+    let format = query.take("format")?;
+    query.finish("after, sandbox_id and format")?;
     // A client that comes back knows best, whatever its address says.
     let cursor = last_event_id(&headers)?.or(after);
+    match format.as_deref() {
+        None | Some("" | "sse") => {}
+        Some("json") => {
+            let events = state
+                .keeper
+                .events_after(cursor.unwrap_or(0), only.as_ref(), LIST)
+                .await?;
+            return Ok(Json(EventList { events }).into_response());
+        }
+        Some(other) => {
+            return Err(Error::invalid(
+                "format",
+                format!("format is {}, it must be sse or json", shown(other)),
+            )
+            .into());
+        }
+    }
+    // The bell first: what happens from here on rings it.
     let bell = state.keeper.subscribe();
+    let cursor = match cursor {
+        Some(seq) => seq,
+        None => state.keeper.last_event().await?,
+    };
     let (tell, told) = mpsc::channel(WAITING);
     let teller = Teller { state, only, tell };
     tokio::spawn(async move {
@@ -88,7 +134,7 @@ fn drained(
     })
 }
 
-/// Why a stream ended early: the client left (`None`), or something broke.
+/// Why a stream ended: the client left or the server stops (`None`), or something broke.
 type Ended = Option<Error>;
 
 struct Teller {
@@ -100,42 +146,34 @@ struct Teller {
 impl Teller {
     /// Events always come from the ledger, in its order; the broadcast is only the bell
     /// that says there are new ones. So nothing is missed, told twice or out of order.
-    async fn run(
-        &self,
-        cursor: Option<i64>,
-        mut bell: broadcast::Receiver<Event>,
-    ) -> Result<(), Ended> {
-        let mut last = cursor;
-        if let Some(seq) = last {
-            last = Some(self.tell_after(seq).await?);
-        }
+    async fn run(&self, mut last: i64, mut bell: broadcast::Receiver<Event>) -> Result<(), Ended> {
         loop {
-            let mut quiet = Instant::now() + KEEPALIVE;
-            let rung = loop {
-                tokio::select! {
-                    rung = timeout_at(quiet, bell.recv()) => match rung {
-                        Ok(rung) => break rung,
-                        Err(_) => {
-                            self.send(SseEvent::default().comment("keepalive")).await?;
-                            quiet = Instant::now() + KEEPALIVE;
-                        }
-                    },
-                    () = self.state.shutdown.cancelled() => return Ok(()),
-                    () = self.tell.closed() => return Err(None),
+            last = self.tell_after(last).await?;
+            self.wait(&mut bell).await?;
+        }
+    }
+
+    /// Until there is something new, with a sign of life now and then.
+    async fn wait(&self, bell: &mut broadcast::Receiver<Event>) -> Result<(), Ended> {
+        let mut quiet = Instant::now() + KEEPALIVE;
+        loop {
+            let rung = tokio::select! {
+                rung = timeout_at(quiet, bell.recv()) => rung,
+                () = self.state.shutdown.cancelled() => return Err(None),
+                () = self.tell.closed() => return Err(None),
+            };
+            match rung {
+                Ok(Ok(event)) if self.only.as_ref().is_some_and(|id| *id != event.sandbox_id) => {}
+                Ok(Ok(_) | Err(broadcast::error::RecvError::Lagged(_))) => {
+                    swallow(bell);
+                    return Ok(());
                 }
-            };
-            let first = match rung {
-                Ok(event) => event.seq,
-                Err(broadcast::error::RecvError::Closed) => return Ok(()),
-                // How much was missed is in the ledger; who has no place in it yet goes on
-                // with the next event.
-                Err(broadcast::error::RecvError::Lagged(_)) => match last {
-                    Some(last) => last + 1,
-                    None => continue,
-                },
-            };
-            let first = swallow(&mut bell, first);
-            last = Some(self.tell_after(last.unwrap_or(first - 1)).await?);
+                Ok(Err(broadcast::error::RecvError::Closed)) => return Err(None),
+                Err(_) => {
+                    self.send(SseEvent::default().comment("keepalive")).await?;
+                    quiet = Instant::now() + KEEPALIVE;
+                }
+            }
         }
     }
 
@@ -168,11 +206,9 @@ impl Teller {
 }
 
 /// Takes the rings that came meanwhile: one look into the ledger answers all of them.
-fn swallow(bell: &mut broadcast::Receiver<Event>, mut first: i64) -> i64 {
-    while let Ok(event) = bell.try_recv() {
-        first = first.min(event.seq);
-    }
-    first
+fn swallow(bell: &mut broadcast::Receiver<Event>) {
+    use broadcast::error::TryRecvError;
+    while matches!(bell.try_recv(), Ok(_) | Err(TryRecvError::Lagged(_))) {}
 }
 
 fn line(event: &Event) -> Result<SseEvent, Ended> {
@@ -200,11 +236,11 @@ mod tests {
 
     #[test]
     fn many_rings_are_one_look() {
-        let (ring, mut bell) = broadcast::channel(8);
+        let (ring, mut bell) = broadcast::channel(2);
         for seq in [6, 5, 7] {
             ring.send(event(seq)).unwrap();
         }
-        assert_eq!(swallow(&mut bell, 8), 5);
+        swallow(&mut bell);
         assert!(bell.is_empty());
     }
 

@@ -33,6 +33,21 @@ pub(crate) struct ExecResult {
     pid: u32,
     #[serde(flatten)]
     exit: Exit,
+    #[serde(flatten)]
+    output: ExecOutput,
+}
+
+/// A command whose end is not known or came too late, with what it wrote until then.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ExecFailure {
+    error: ErrorDetail,
+    pid: u32,
+    #[serde(flatten)]
+    output: ExecOutput,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ExecOutput {
     /// At most 1 MiB. Bytes that are no UTF-8 are shown as U+FFFD here.
     stdout: String,
     /// The very bytes, only when `stdout` could not hold them.
@@ -81,10 +96,13 @@ pub(crate) enum ExecEvent {
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/exec", tag = "exec",
     params(("id" = String, Path, description = "The sandbox")),
     request_body = ExecRequest,
-    responses((status = 200, content(
-        (ExecResult = "application/json"),
-        (ExecEvent = "application/x-ndjson"),
-    ))))]
+    responses(
+        (status = 200, description = "It has ended", content(
+            (ExecResult = "application/json"),
+            (ExecEvent = "application/x-ndjson"),
+        )),
+        (status = 504, description = "Its timeout_ms was over", body = ExecFailure),
+    ))]
 pub(crate) async fn exec(
     State(state): State<Shared>,
     id: NativeId,
@@ -93,7 +111,7 @@ pub(crate) async fn exec(
 ) -> Result<Response, NativeError> {
     let run = Run::start(&state, &id, request.check()?).await?;
     if !wants_stream(&headers) {
-        return Ok(Json(whole(run).await?).into_response());
+        return Ok(whole(run).await);
     }
     let headers = [
         (header::CONTENT_TYPE, NDJSON),
@@ -112,27 +130,35 @@ fn wants_stream(headers: &HeaderMap) -> bool {
         .any(|kind| kind.trim().eq_ignore_ascii_case(NDJSON))
 }
 
-async fn whole(mut run: Run) -> Result<ExecResult, NativeError> {
+async fn whole(mut run: Run) -> Response {
     let (mut stdout, mut stderr) = (Capture::new(CAPTURE_BYTES), Capture::new(CAPTURE_BYTES));
-    let exit = loop {
-        match run.next().await? {
-            Happening::Output(Channel::Stderr, bytes) => stderr.push(&bytes),
-            Happening::Output(_, bytes) => stdout.push(&bytes),
-            Happening::Keepalive => {}
-            Happening::Exited(exit) => break exit,
+    let ended = loop {
+        match run.next().await {
+            Ok(Happening::Output(Channel::Stderr, bytes)) => stderr.push(&bytes),
+            Ok(Happening::Output(_, bytes)) => stdout.push(&bytes),
+            Ok(Happening::Keepalive) => {}
+            Ok(Happening::Exited(exit)) => break Ok(exit),
+            Err(error) => break Err(error),
         }
     };
     let (stdout, stderr) = (stdout.end(), stderr.end());
-    Ok(ExecResult {
-        pid: run.pid(),
-        exit,
+    let output = ExecOutput {
         stdout: stdout.text,
         stdout_base64: stdout.base64,
         stdout_truncated: stdout.truncated,
         stderr: stderr.text,
         stderr_base64: stderr.base64,
         stderr_truncated: stderr.truncated,
-    })
+    };
+    let pid = run.pid();
+    match ended {
+        Ok(exit) => Json(ExecResult { pid, exit, output }).into_response(),
+        Err(error) => {
+            let status = crate::error::status(&error);
+            let ErrorBody { error } = error.into();
+            (status, Json(ExecFailure { error, pid, output })).into_response()
+        }
+    }
 }
 
 /// The lines of a command. Nothing is read from the box before the client has taken what
@@ -237,7 +263,6 @@ mod tests {
                 exit: Exit {
                     exit_code: 0,
                     signal: None,
-                    timed_out: false,
                 },
             },
         ])
@@ -246,7 +271,7 @@ mod tests {
 {"event":"stdout","text":"hi\n"}
 {"event":"stderr","base64":"/w=="}
 {"event":"keepalive"}
-{"event":"exited","exit_code":0,"signal":null,"timed_out":false}
+{"event":"exited","exit_code":0,"signal":null}
 "#;
         assert_eq!(std::str::from_utf8(&lines).unwrap(), wanted);
     }

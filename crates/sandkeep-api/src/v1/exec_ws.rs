@@ -47,8 +47,8 @@ const WAITING_INPUTS: usize = 8;
 /// messages (bytes for the command) and text: `{"resize":{"cols","rows"}}`,
 /// `{"signal":"INT|TERM|KILL|HUP|QUIT"}` or `{"close_stdin":true}`. The server sends text
 /// `{"started":{"pid"}}`, binary messages whose first byte says where the rest was written
-/// (1 stdout, 2 stderr, 3 terminal), and at the end text `{"exited":{"exit_code","signal",
-/// "timed_out"}}` or `{"error":{…}}`, and closes. When the client goes away the command is
+/// (1 stdout, 2 stderr, 3 terminal), and at the end text `{"exited":{"exit_code","signal"}}`
+/// or `{"error":{…}}`, and closes. When the client goes away the command is
 /// killed, unless it asked for `detach`.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/exec", tag = "exec",
     params(("id" = String, Path, description = "The sandbox")),

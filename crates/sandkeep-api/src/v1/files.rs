@@ -84,6 +84,19 @@ impl From<EntryInfo> for EntryView {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct OneEntry {
+    entry: EntryView,
+}
+
+impl From<EntryResponse> for OneEntry {
+    fn from(response: EntryResponse) -> Self {
+        Self {
+            entry: response.entry.into(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct EntryList {
     entries: Vec<EntryView>,
 }
@@ -318,12 +331,12 @@ pub(crate) async fn list(
         ("path" = String, Query, description = "Absolute, or relative to the user's home"),
         ("user" = Option<String>, Query, description = "Whose home; the default user when left out"),
     ),
-    responses((status = 200, body = EntryView)))]
+    responses((status = 200, body = OneEntry)))]
 pub(crate) async fn stat(
     State(state): State<Shared>,
     id: NativeId,
     NativeQuery(query): NativeQuery,
-) -> Result<Json<EntryView>, NativeError> {
+) -> Result<Json<OneEntry>, NativeError> {
     let Target { path, user } = Target::only(query)?;
     let found: EntryResponse = agent::open(&state, &id)
         .await?
@@ -333,7 +346,7 @@ pub(crate) async fn stat(
             &PathRequest { path },
         )
         .await?;
-    Ok(Json(found.entry.into()))
+    Ok(Json(found.into()))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -350,12 +363,12 @@ pub(crate) struct MkdirRequest {
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/files/mkdir", tag = "files",
     params(("id" = String, Path, description = "The sandbox")),
     request_body = MkdirRequest,
-    responses((status = 201, body = EntryView)))]
+    responses((status = 201, body = OneEntry)))]
 pub(crate) async fn mkdir(
     State(state): State<Shared>,
     id: NativeId,
     NativeJson(request): NativeJson<MkdirRequest>,
-) -> Result<(StatusCode, Json<EntryView>), NativeError> {
+) -> Result<(StatusCode, Json<OneEntry>), NativeError> {
     check_path("path", &request.path)?;
     let path = PathRequest { path: request.path };
     let made: EntryResponse = agent::open(&state, &id)
@@ -366,7 +379,7 @@ pub(crate) async fn mkdir(
             &path,
         )
         .await?;
-    Ok((StatusCode::CREATED, Json(made.entry.into())))
+    Ok((StatusCode::CREATED, Json(made.into())))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -383,12 +396,12 @@ pub(crate) struct RenameRequest {
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/files/move", tag = "files",
     params(("id" = String, Path, description = "The sandbox")),
     request_body = RenameRequest,
-    responses((status = 200, body = EntryView)))]
+    responses((status = 200, body = OneEntry)))]
 pub(crate) async fn rename(
     State(state): State<Shared>,
     id: NativeId,
     NativeJson(request): NativeJson<RenameRequest>,
-) -> Result<Json<EntryView>, NativeError> {
+) -> Result<Json<OneEntry>, NativeError> {
     check_path("source", &request.source)?;
     check_path("destination", &request.destination)?;
     let paths = MoveRequest {
@@ -403,7 +416,7 @@ pub(crate) async fn rename(
             &paths,
         )
         .await?;
-    Ok(Json(moved.entry.into()))
+    Ok(Json(moved.into()))
 }
 
 #[cfg(test)]

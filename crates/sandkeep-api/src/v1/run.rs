@@ -17,8 +17,6 @@ use crate::{agent, state::Shared};
 const START_DEADLINE: Duration = Duration::from_secs(30);
 /// A command may leave its input unread as long as it likes.
 pub(crate) const INPUT_DEADLINE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// What `timeout(1)` answers.
-const TIMED_OUT: i32 = 124;
 
 /// Where a command wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,13 +37,11 @@ pub(crate) enum Happening {
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Exit {
-    /// Its exit code; 128 plus the signal's number if one ended it, 124 if its time was over.
+    /// Its exit code, or 128 plus the number of the signal that ended it.
     pub exit_code: i32,
     /// The signal that ended it, e.g. `KILL`.
     #[schema(required)]
     pub signal: Option<String>,
-    /// Whether it was killed because `timeout_ms` was over.
-    pub timed_out: bool,
 }
 
 /// A running command. Dropping it kills the command, unless it was detached or has ended.
@@ -99,11 +95,7 @@ impl Run {
             Ok(None) => Err(self.explain(cut()).await),
             Err(error) if error.code == Code::DeadlineExceeded && self.has_timeout => {
                 self.leash.armed = false;
-                Ok(Happening::Exited(Exit {
-                    exit_code: TIMED_OUT,
-                    signal: Some("KILL".to_owned()),
-                    timed_out: true,
-                }))
+                Err(time_over())
             }
             Err(error) => Err(self.explain(error).await),
         }
@@ -129,6 +121,17 @@ impl Run {
             _ => error,
         }
     }
+}
+
+/// Trying the same again would end the same way.
+fn time_over() -> Error {
+    Error::new(
+        Code::DeadlineExceeded,
+        "the command was killed: its timeout_ms was over",
+    )
+    .field("timeout_ms")
+    .hint("give it more time, or leave timeout_ms out")
+    .retryable(false)
 }
 
 fn cut() -> Error {
@@ -225,23 +228,27 @@ impl Drop for Leash {
 }
 
 fn exit(end: &EndEvent) -> Exit {
-    let plain = |exit_code, signal| Exit {
-        exit_code,
-        signal,
-        timed_out: false,
-    };
+    let plain = |exit_code, signal| Exit { exit_code, signal };
     if end.exited {
         return plain(end.exit_code, None);
     }
     let words = end.status.strip_prefix("signal: ").unwrap_or(&end.status);
     let words = words.strip_suffix(" (core dumped)").unwrap_or(words);
-    match signal(words) {
-        Some((number, name)) => plain(128 + number, Some(name.to_owned())),
-        None => {
-            let shown = words.chars().filter(|c| !c.is_control()).take(64).collect();
-            plain(255, Some(shown))
-        }
+    if let Some((number, name)) = signal(words) {
+        return plain(128 + number, Some(name.to_owned()));
     }
+    // Those without words of their own are told by number.
+    if let Some(number) = words
+        .strip_prefix("signal ")
+        .and_then(|n| n.parse::<u8>().ok())
+    {
+        return plain(
+            128_i32.saturating_add(number.into()),
+            Some(number.to_string()),
+        );
+    }
+    let shown = words.chars().filter(|c| !c.is_control()).take(64).collect();
+    plain(255, Some(shown))
 }
 
 /// envd names signals in words.
@@ -262,9 +269,9 @@ fn signal(words: &str) -> Option<(i32, &'static str)> {
         "broken pipe" => (13, "PIPE"),
         "alarm clock" => (14, "ALRM"),
         "terminated" => (15, "TERM"),
-        "CPU time limit exceeded" => (24, "XCPU"),
-        "file size limit exceeded" => (25, "XFSZ"),
-        "bad system call" => (31, "SYS"),
+        "signal 24" => (24, "XCPU"),
+        "signal 25" => (25, "XFSZ"),
+        "signal 31" => (31, "SYS"),
         _ => return None,
     })
 }
@@ -289,6 +296,10 @@ mod tests {
         assert_eq!(killed.signal.as_deref(), Some("KILL"));
         let crashed = ended(false, -1, "signal: segmentation fault (core dumped)");
         assert_eq!(crashed.exit_code, 139);
+        let by_seccomp = ended(false, -1, "signal: signal 31");
+        assert_eq!(by_seccomp.exit_code, 159);
+        assert_eq!(by_seccomp.signal.as_deref(), Some("SYS"));
+        assert_eq!(ended(false, -1, "signal: signal 40").exit_code, 168);
         let strange = ended(false, -1, "signal: \u{1b}odd");
         assert_eq!(strange.exit_code, 255);
         assert_eq!(strange.signal.as_deref(), Some("odd"));

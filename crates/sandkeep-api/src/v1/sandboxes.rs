@@ -1,5 +1,7 @@
 //! Making boxes and looking at them.
 
+use std::collections::BTreeMap;
+
 use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode, header::LOCATION};
 use sandkeep_model::{
@@ -69,8 +71,9 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
     params(
         ("state" = Option<String>, Query, description = "States, comma-separated; all but `gone` when left out",
             example = "running,paused"),
-        ("metadata" = Option<std::collections::BTreeMap<String, String>>, Query, style = DeepObject, explode,
-            description = "All pairs must match: `metadata[team]=a&metadata[env]=ci`"),
+        ("metadata" = Option<BTreeMap<String, String>>, Query, style = DeepObject, explode,
+            description = "All pairs must match: `metadata[team]=a&metadata[env]=ci`, or shorter \
+                `metadata=team:a&metadata=env:ci` (the key ends at the first colon)"),
         ("template" = Option<String>, Query, description = "Only those made from it"),
         ("order" = Option<String>, Query, description = "`desc` (newest first) or `asc`"),
         ("limit" = Option<u32>, Query, description = "1 to 100, 100 when left out"),
@@ -90,7 +93,7 @@ pub(crate) async fn list(
 
 fn filter(mut query: Query) -> Result<ListFilter> {
     let mut filter = ListFilter {
-        metadata: query.map("metadata")?,
+        metadata: metadata(&mut query)?,
         template: query.parsed::<TemplateName>("template")?,
         ..ListFilter::default()
     };
@@ -122,6 +125,29 @@ fn filter(mut query: Query) -> Result<ListFilter> {
     }
     query.finish("state, metadata[KEY], template, order, limit and next_token")?;
     Ok(filter)
+}
+
+/// `metadata[KEY]=VALUE` and `metadata=KEY:VALUE`, any number of both.
+fn metadata(query: &mut Query) -> Result<BTreeMap<String, String>> {
+    let mut pairs = query.map("metadata")?;
+    for text in query.all("metadata") {
+        let (key, value) = text.split_once(':').ok_or_else(|| {
+            Error::invalid(
+                "metadata",
+                format!("metadata is {}, which has no colon", shown(&text)),
+            )
+            .hint("write metadata=KEY:VALUE or metadata[KEY]=VALUE")
+        })?;
+        if let Some(other) = pairs.insert(key.to_owned(), value.to_owned())
+            && other != value
+        {
+            return Err(Error::invalid(
+                "metadata",
+                format!("metadata {} is given with two values", shown(key)),
+            ));
+        }
+    }
+    Ok(pairs)
 }
 
 /// `limit`, bounded; shared with the E2B API.
@@ -180,6 +206,10 @@ mod tests {
         assert_eq!(filter.limit, 5);
         assert_eq!(filter.order, Order::Asc);
         assert_eq!(parse("").unwrap().limit, 100);
+        let filter = parse("metadata=a:b:c&metadata=d:&metadata[e]=f").unwrap();
+        assert_eq!(filter.metadata["a"], "b:c");
+        assert_eq!(filter.metadata["d"], "");
+        assert_eq!(filter.metadata["e"], "f");
     }
 
     #[test]
@@ -193,6 +223,8 @@ mod tests {
             ("next_token=x", "next_token"),
             ("template=a/b", "template"),
             ("stat=running", "stat"),
+            ("metadata=a", "metadata"),
+            ("metadata=a:b&metadata=a:c", "metadata"),
         ] {
             let error = parse(query).unwrap_err();
             assert_eq!(error.field.as_deref(), Some(field), "{query}");
