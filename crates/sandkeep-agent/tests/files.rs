@@ -164,6 +164,13 @@ async fn forms_hold_one_file_or_many() {
         assert_eq!(std::fs::read(agent.path("q")).expect("q"), b"by path");
     }
 
+    // An empty path in the query names nothing.
+    let (_, body) = form(&[("file", Some(&b), "again")]);
+    let reply = agent
+        .request(Method::POST, "/files?path=", &headers, body)
+        .await;
+    assert_eq!(reply.json()[0]["path"], b);
+
     let packed = [
         ("content-type", kind.as_str()),
         ("content-encoding", "gzip"),

@@ -125,6 +125,7 @@ impl Files {
         let named = destination
             .path
             .clone()
+            .filter(|path| !path.is_empty())
             .or_else(|| part.and_then(|head| head.filename))
             .filter(|path| !path.is_empty())
             .ok_or_else(|| {
