@@ -1,1 +1,31 @@
+//! The vault: the storage pool, the templates in it, and the disks of boxes.
+//!
+//! A template is a read-only btrfs subvolume, a disk is a writable snapshot of one with
+//! a quota on what the box writes. Whatever is made is made under a staging name and
+//! moved to its place in one step, so a crash leaves the old state or the new one.
 
+mod archive;
+mod base;
+mod btrfs;
+mod cache;
+mod disk;
+mod doing;
+mod lock;
+mod loopdev;
+mod mounts;
+mod pool;
+mod progress;
+mod quota;
+mod recipe;
+mod sources;
+mod staging;
+mod template;
+mod vault;
+
+pub use archive::ImportLimits;
+pub use disk::Disk;
+pub use pool::{PoolInfo, PoolKind};
+pub use progress::{Progress, Stage};
+pub use quota::{QuotaKind, Tidied};
+pub use template::TemplateInfo;
+pub use vault::{Vault, VaultConfig};

@@ -1,0 +1,98 @@
+//! What is mounted where, read from `/proc/self/mountinfo`.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+    path::{Path, PathBuf},
+};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub point: PathBuf,
+    pub kind: String,
+    pub source: PathBuf,
+}
+
+/// The topmost mount at exactly this path, if there is one.
+pub fn mounted_at(point: &Path) -> io::Result<Option<Mount>> {
+    let text = fs::read("/proc/self/mountinfo")?;
+    Ok(text
+        .split(|byte| *byte == b'\n')
+        .filter_map(parse_line)
+        .rfind(|mount| mount.point == point))
+}
+
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let point = unescape(fields.nth(4)?);
+    let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+    Some(Mount {
+        point: PathBuf::from(point),
+        kind: String::from_utf8_lossy(rest.next()?).into_owned(),
+        source: PathBuf::from(unescape(rest.next()?)),
+    })
+}
+
+/// The kernel writes space, tab, newline and backslash as `\ooo`.
+fn unescape(text: &[u8]) -> OsString {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&first, after)) = rest.split_first() {
+        let octal = (first == b'\\')
+            .then(|| after.get(..3))
+            .flatten()
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match octal {
+            Some(byte) => {
+                out.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                out.push(first);
+                rest = after;
+            }
+        }
+    }
+    OsString::from_vec(out)
+}
+
+/// Whether two paths name the same file, without trusting how they are spelled.
+pub fn same_file(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    match (fs::metadata(a), fs::metadata(b)) {
+        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => a.as_os_str().as_bytes() == b.as_os_str().as_bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_with_optional_fields_and_escapes() {
+        let line =
+            br"61 29 7:0 / /var/my\040state/pool rw,noatime shared:1 master:2 - btrfs /dev/loop0 rw";
+        let mount = parse_line(line).unwrap();
+        assert_eq!(mount.point, Path::new("/var/my state/pool"));
+        assert_eq!(mount.kind, "btrfs");
+        assert_eq!(mount.source, Path::new("/dev/loop0"));
+    }
+
+    #[test]
+    fn broken_lines_are_no_mounts() {
+        for line in [&b""[..], b"1 2 3", b"1 2 3:4 / /x rw -", b"1 2 3:4 / /x rw"] {
+            assert_eq!(parse_line(line), None);
+        }
+        assert_eq!(unescape(br"a\9"), OsString::from(r"a\9"));
+    }
+
+    #[test]
+    fn proc_is_mounted() {
+        let mount = mounted_at(Path::new("/proc")).unwrap().unwrap();
+        assert_eq!(mount.kind, "proc");
+        assert_eq!(mounted_at(Path::new("/proc/self")).unwrap(), None);
+    }
+}

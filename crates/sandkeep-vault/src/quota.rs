@@ -1,0 +1,156 @@
+//! Limits on what boxes write, and the upkeep of quota groups.
+//!
+//! With simple quotas a disk has two groups: `0/<id>` made by the kernel, and `1/<id>`
+//! above it which carries the limit. A box may make subvolumes inside its own disk; the
+//! kernel puts those under the same `1/<id>`, so they do not escape the limit.
+//! With classic quotas (kernels before 6.7) the limit is on what only the disk refers to,
+//! because its referenced size includes the template.
+
+use sandkeep_model::Result;
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    btrfs::{self, EnableQuota, LimitOn, Qgroup},
+    doing::Doing as _,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QuotaKind {
+    /// Counts what the disk wrote; cheap. Kernel 6.7 and newer.
+    Simple,
+    /// Counts what only the disk refers to; slower.
+    Classic,
+    /// Nothing limits a disk.
+    None,
+}
+
+/// What an upkeep round did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tidied {
+    /// Quota groups of disks that are gone.
+    pub groups_removed: usize,
+    /// Groups that must wait until the kernel has freed the disk.
+    pub groups_waiting: usize,
+}
+
+/// The quotas of one mounted btrfs.
+#[derive(Debug)]
+pub struct Quota {
+    pub kind: QuotaKind,
+    /// `/sys/fs/btrfs/<fsid>/qgroups`: live numbers, without waiting for a commit.
+    sysfs: PathBuf,
+}
+
+impl Quota {
+    pub const fn none() -> Self {
+        Self {
+            kind: QuotaKind::None,
+            sysfs: PathBuf::new(),
+        }
+    }
+
+    /// Switches quotas on if they are off, and finds out which kind is on.
+    pub fn enable(pool: &Path) -> Result<Self> {
+        let dir = btrfs::open_dir(pool).doing_to("opening the pool", pool)?;
+        let fsid = btrfs::fsid(dir.as_fd()).doing("asking the pool for its id")?;
+        let sysfs = PathBuf::from(format!("/sys/fs/btrfs/{fsid}/qgroups"));
+        let kind = enable_any(dir.as_fd(), &sysfs);
+        Ok(Self { kind, sysfs })
+    }
+
+    const fn limited_group(&self, id: u64) -> Option<(Qgroup, LimitOn)> {
+        match self.kind {
+            QuotaKind::Simple => Some((Qgroup { level: 1, id }, LimitOn::Referenced)),
+            QuotaKind::Classic => Some((Qgroup { level: 0, id }, LimitOn::Exclusive)),
+            QuotaKind::None => None,
+        }
+    }
+
+    /// Makes the groups of a new disk and limits it. Zero means no limit.
+    pub fn adopt(&self, disk: BorrowedFd<'_>, id: u64, limit: u64) -> io::Result<()> {
+        if self.kind == QuotaKind::Simple {
+            let (own, sum) = (Qgroup { level: 0, id }, Qgroup { level: 1, id });
+            match btrfs::create_qgroup(disk, sum) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            btrfs::assign_qgroup(disk, own, sum)?;
+        }
+        self.limit(disk, id, limit)
+    }
+
+    pub fn limit(&self, disk: BorrowedFd<'_>, id: u64, limit: u64) -> io::Result<()> {
+        let Some((group, on)) = self.limited_group(id) else {
+            return Ok(());
+        };
+        btrfs::limit_qgroup(disk, group, on, limit)
+    }
+
+    /// Bytes written to the disk beyond its template; `None` where nobody counts.
+    pub fn usage(&self, id: u64) -> io::Result<Option<u64>> {
+        let Some((group, on)) = self.limited_group(id) else {
+            return Ok(None);
+        };
+        let figure = match on {
+            LimitOn::Referenced => "referenced",
+            LimitOn::Exclusive => "exclusive",
+        };
+        let path = self
+            .sysfs
+            .join(format!("{}_{}", group.level, group.id))
+            .join(figure);
+        let text = fs::read_to_string(path)?;
+        text.trim()
+            .parse()
+            .map(Some)
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    /// Removes the groups of one subvolume that is gone. `false`: the kernel still frees it,
+    /// ask again later.
+    pub fn forget(&self, pool: BorrowedFd<'_>, level: u16, id: u64) -> io::Result<bool> {
+        if self.kind == QuotaKind::None || (self.kind == QuotaKind::Classic && level > 0) {
+            return Ok(true);
+        }
+        match btrfs::remove_qgroup(pool, Qgroup { level, id }) {
+            Ok(()) => Ok(true),
+            // Newer kernels remove it by themselves.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn enable_any(pool: BorrowedFd<'_>, sysfs: &Path) -> QuotaKind {
+    if let Some(kind) = enabled_kind(sysfs) {
+        return kind;
+    }
+    for kind in [EnableQuota::Simple, EnableQuota::Classic] {
+        match btrfs::enable_quota(pool, kind) {
+            Ok(()) => {
+                let on = enabled_kind(sysfs).unwrap_or(QuotaKind::None);
+                tracing::info!(?on, "quotas switched on");
+                return on;
+            }
+            Err(error) => tracing::warn!(?kind, %error, "quotas could not be switched on"),
+        }
+    }
+    QuotaKind::None
+}
+
+/// The directory is there when quotas are on; `mode` came with simple quotas.
+fn enabled_kind(sysfs: &Path) -> Option<QuotaKind> {
+    if !sysfs.is_dir() {
+        return None;
+    }
+    match fs::read_to_string(sysfs.join("mode")) {
+        Ok(mode) if mode.trim() == "squota" => Some(QuotaKind::Simple),
+        Ok(mode) if mode.trim() == "disabled" => None,
+        _ => Some(QuotaKind::Classic),
+    }
+}

@@ -1,0 +1,282 @@
+//! The vault as others see it. All work that may block happens off the async threads.
+
+use sandkeep_model::{Error, Result, SandboxId, TemplateName};
+use std::{
+    fs,
+    io::Read,
+    os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use crate::{
+    archive::{self, ImportLimits},
+    base, btrfs,
+    disk::{self, Disk},
+    doing::Doing as _,
+    lock::Lock,
+    pool::{Pool, PoolInfo, PoolKind},
+    progress::Progress,
+    quota::{Quota, Tidied},
+    staging::Layout,
+    template::{self, TemplateInfo},
+};
+
+#[derive(Debug, Clone)]
+pub struct VaultConfig {
+    /// Ours alone; made with mode 0700 if it is not there.
+    pub state_dir: PathBuf,
+    /// A directory on the operator's own btrfs, used instead of a pool file.
+    pub pool_dir: Option<PathBuf>,
+    /// How large the sparse pool file may become. A larger value grows an existing pool.
+    pub pool_size_bytes: u64,
+    /// Go on without btrfs or quotas, with nothing that limits a disk.
+    pub allow_unlimited_disk: bool,
+}
+
+/// The storage of a server. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Vault {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub struct Inner {
+    pub pool: Pool,
+    pub layout: Layout,
+    pub quota: Quota,
+    pub allow_unlimited: bool,
+    _locks: Vec<Lock>,
+}
+
+impl Inner {
+    fn open(config: &VaultConfig) -> Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Error::host_not_ready(
+                "the vault needs root to mount and to keep file owners",
+            )
+            .hint("start the server as root (`sudo sandkeep serve`)")
+            .retryable(false));
+        }
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&config.state_dir)
+            .doing_to("making the state directory", &config.state_dir)?;
+        let state = fs::canonicalize(&config.state_dir)
+            .doing_to("finding the state directory", &config.state_dir)?;
+        let mut locks = vec![Lock::take(&state.join("vault.lock"))?];
+        let pool = Pool::open(config, &state)?;
+        if pool.kind != PoolKind::LoopFile {
+            // Two state directories may name the same pool.
+            locks.push(Lock::take(&pool.root.join("vault.lock"))?);
+        }
+        let quota = if pool.kind == PoolKind::PlainDirectory {
+            Quota::none()
+        } else {
+            Quota::enable(&pool.root)?
+        };
+        let layout = Layout::prepare(&pool.root)?;
+        let swept = layout.sweep(&quota)?;
+        if swept > 0 {
+            tracing::info!(swept, "half-made things of an earlier run removed");
+        }
+        Ok(Self {
+            pool,
+            layout,
+            quota,
+            allow_unlimited: config.allow_unlimited_disk,
+            _locks: locks,
+        })
+    }
+
+    /// Refuses to begin something new on a full pool. If removed disks still hold space, the
+    /// kernel is told to hurry and trying again makes sense.
+    pub fn check_room(&self) -> Result<()> {
+        let Err(error) = self.pool.check_room() else {
+            return Ok(());
+        };
+        let freeing = self.layout.tidy(&self.quota)?.groups_waiting > 0;
+        Err(error.retryable(freeing))
+    }
+
+    /// Brings everything written so far to the disk.
+    pub fn sync(&self) -> Result<()> {
+        let root = &self.pool.root;
+        let dir = btrfs::open_dir(root).doing_to("opening", root)?;
+        rustix::fs::syncfs(dir.as_fd()).doing_to("writing out", root)
+    }
+}
+
+impl Vault {
+    /// Makes or mounts the pool, switches quotas on and sweeps what a crash left.
+    pub async fn open(config: VaultConfig) -> Result<Self> {
+        let inner = off_thread(move || Inner::open(&config)).await?;
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let inner = Arc::clone(&self.inner);
+        off_thread(move || work(&inner)).await
+    }
+
+    pub async fn pool(&self) -> Result<PoolInfo> {
+        self.run(|vault| {
+            let (total_bytes, free_bytes) = vault.pool.space()?;
+            Ok(PoolInfo {
+                path: vault.pool.root.clone(),
+                kind: vault.pool.kind,
+                quota: vault.quota.kind,
+                total_bytes,
+                free_bytes,
+            })
+        })
+        .await
+    }
+
+    pub async fn templates(&self) -> Result<Vec<TemplateInfo>> {
+        self.run(template::list).await
+    }
+
+    pub async fn template(&self, name: &TemplateName) -> Result<Option<TemplateInfo>> {
+        let name = name.clone();
+        self.run(move |vault| template::find(vault, &name)).await
+    }
+
+    /// Disks made from it live on.
+    pub async fn remove_template(&self, name: &TemplateName) -> Result<()> {
+        let name = name.clone();
+        self.run(move |vault| template::remove(vault, &name)).await
+    }
+
+    /// Makes the template `base` from the host's own package sources, replacing an older
+    /// one. Dropping the future ends the build.
+    pub async fn build_base(
+        &self,
+        progress: impl FnMut(Progress) + Send + 'static,
+    ) -> Result<TemplateInfo> {
+        let stop = base::Stop::default();
+        let _ends_with_us = stop.clone().on_drop();
+        self.run(move |vault| base::build(vault, &stop, progress))
+            .await
+    }
+
+    /// Takes a root file system from a tar file (plain, gzip or zstd) as a new template.
+    pub async fn import_tar(
+        &self,
+        name: &TemplateName,
+        path: impl Into<PathBuf>,
+        limits: ImportLimits,
+        progress: impl FnMut(Progress) + Send + 'static,
+    ) -> Result<TemplateInfo> {
+        let path = path.into();
+        let file = tokio::fs::File::open(&path)
+            .await
+            .doing_to("opening", &path)?
+            .into_std()
+            .await;
+        let size = file.metadata().doing_to("looking at", &path)?.len();
+        let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+        let origin = format!("imported from {file_name}");
+        self.import(name, file, Some(size), origin, limits, progress)
+            .await
+    }
+
+    /// The same from anything that can be read, e.g. an upload.
+    pub async fn import_reader(
+        &self,
+        name: &TemplateName,
+        reader: impl Read + Send + 'static,
+        limits: ImportLimits,
+        progress: impl FnMut(Progress) + Send + 'static,
+    ) -> Result<TemplateInfo> {
+        let origin = "imported from a stream".to_owned();
+        self.import(name, reader, None, origin, limits, progress)
+            .await
+    }
+
+    async fn import(
+        &self,
+        name: &TemplateName,
+        reader: impl Read + Send + 'static,
+        size: Option<u64>,
+        origin: String,
+        limits: ImportLimits,
+        progress: impl FnMut(Progress) + Send + 'static,
+    ) -> Result<TemplateInfo> {
+        let name = name.clone();
+        self.run(move |vault| {
+            if template::find(vault, &name)?.is_some() {
+                return Err(template::taken(&name));
+            }
+            let draft = template::Draft::begin(vault)?;
+            archive::unpack(reader, size, &draft.root(), &limits, progress)?;
+            draft.publish(&name, &origin, false)
+        })
+        .await
+    }
+
+    /// A new disk for a box: a writable snapshot that may hold `limit_bytes` beyond the
+    /// template (zero: no limit).
+    pub async fn create_disk(
+        &self,
+        id: &SandboxId,
+        template: &TemplateName,
+        limit_bytes: u64,
+    ) -> Result<Disk> {
+        let (id, template) = (id.clone(), template.clone());
+        self.run(move |vault| disk::create(vault, &id, &template, limit_bytes))
+            .await
+    }
+
+    pub async fn set_disk_limit(&self, id: &SandboxId, limit_bytes: u64) -> Result<()> {
+        let id = id.clone();
+        self.run(move |vault| disk::set_limit(vault, &id, limit_bytes))
+            .await
+    }
+
+    /// Bytes the box has written beyond its template. What still waits in memory to be
+    /// written is not in it.
+    pub async fn disk_usage(&self, id: &SandboxId) -> Result<u64> {
+        let id = id.clone();
+        self.run(move |vault| disk::usage(vault, &id)).await
+    }
+
+    /// Removes the disk; one that is not there is fine. The kernel frees the space soon after.
+    pub async fn remove_disk(&self, id: &SandboxId) -> Result<()> {
+        let id = id.clone();
+        self.run(move |vault| disk::remove(vault, &id)).await
+    }
+
+    /// All disks there are, for finding those whose box is gone.
+    pub async fn disks(&self) -> Result<Vec<SandboxId>> {
+        self.run(disk::list).await
+    }
+
+    /// Upkeep to be done now and then: quota groups of disks the kernel has freed.
+    pub async fn tidy(&self) -> Result<Tidied> {
+        self.run(|vault| vault.layout.tidy(&vault.quota)).await
+    }
+
+    /// Unmounts a pool file if nothing uses it. A server that stops does not call this:
+    /// its boxes go on running.
+    pub async fn close(&self) -> Result<()> {
+        self.run(|vault| vault.pool.unmount()).await
+    }
+}
+
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(Error::internal(format!(
+            "the vault's work ended early: {error}"
+        ))),
+    }
+}
