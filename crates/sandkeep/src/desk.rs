@@ -169,34 +169,39 @@ fn refuse(stream: &TcpStream) {
     let _ = stream.try_write(&BUSY);
 }
 
-/// Lifts the soft limit of open files to the hard one and returns how many connections that
-/// leaves room for: one that is forwarded into a box needs two descriptors.
+/// Lifts the limit of open files as far as we may, and returns how many connections that
+/// leaves room for: boxes, the ledger and connections into boxes need descriptors too.
 pub fn room_for_connections(wanted: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let now = getrlimit(Resource::Nofile);
-    let lifted = Rlimit {
-        current: now.maximum,
-        maximum: now.maximum,
-    };
-    let open_files = match setrlimit(Resource::Nofile, lifted) {
-        Ok(()) => now.maximum,
-        Err(_) => now.current,
-    };
-    const RESERVED: usize = 512;
-    let room = open_files.map_or(usize::MAX, |files| {
-        usize::try_from(files)
-            .unwrap_or(usize::MAX)
-            .saturating_sub(RESERVED)
-            / 2
-    });
+    const PLENTY: u64 = 1 << 20;
+    let most = getrlimit(Resource::Nofile).maximum;
+    // Beyond the hard limit only with CAP_SYS_RESOURCE; up to it always.
+    for limit in [most.map(|most| most.max(PLENTY)), most] {
+        let lifted = Rlimit {
+            current: limit,
+            maximum: limit,
+        };
+        if setrlimit(Resource::Nofile, lifted).is_ok() {
+            break;
+        }
+    }
+    let room = room_in(getrlimit(Resource::Nofile).current);
     if room < wanted {
-        tracing::warn!(
+        tracing::info!(
             room,
             wanted,
             "the limit of open files allows fewer connections than max_connections; raise it (LimitNOFILE= in systemd)"
         );
     }
-    wanted.min(room).max(16)
+    wanted.min(room)
+}
+
+fn room_in(open_files: Option<u64>) -> usize {
+    const LEAST: u64 = 16;
+    open_files.map_or(usize::MAX, |files| {
+        let kept_back = (files / 4).max(512);
+        usize::try_from(files.saturating_sub(kept_back).max(LEAST)).unwrap_or(usize::MAX)
+    })
 }
 
 #[cfg(test)]
@@ -216,7 +221,10 @@ mod tests {
     }
 
     #[test]
-    fn room_is_never_more_than_wanted() {
-        assert!(room_for_connections(100) <= 100);
+    fn a_usual_limit_has_room_for_ten_thousand() {
+        assert!(room_in(Some(20_000)) >= 10_000);
+        assert_eq!(room_in(Some(1024)), 512);
+        assert_eq!(room_in(Some(64)), 16);
+        assert_eq!(room_in(None), usize::MAX);
     }
 }

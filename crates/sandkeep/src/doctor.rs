@@ -97,7 +97,6 @@ fn host_checks(config: &Config) -> Vec<Check> {
         tool("mmdebstrap", "mmdebstrap", "makes the base template"),
         state(&config.state),
         disk(&config.state),
-        open_files(),
     ]
 }
 
@@ -177,21 +176,6 @@ fn disk(state: &Path) -> Check {
                 human_bytes(ENOUGH)
             ),
         )
-    }
-}
-
-fn open_files() -> Check {
-    const NAME: &str = "open files";
-    const ENOUGH: u64 = 65_536;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-    match limit {
-        Some(most) if most < ENOUGH => Check::warning(
-            NAME,
-            format!("at most {most} per process"),
-            "raise the hard limit (`ulimit -Hn`, LimitNOFILE= in systemd) for many connections",
-        ),
-        Some(most) => Check::ok(NAME, format!("up to {most} per process")),
-        None => Check::ok(NAME, "not limited"),
     }
 }
 
