@@ -23,7 +23,9 @@ pub struct BoxView {
 #[derive(Debug, Clone)]
 pub struct HostReport {
     pub levels: Vec<LevelReport>,
+    /// Boxes that exist for clients.
     pub boxes: usize,
+    /// Boxes ready to be handed out.
     pub pooled: usize,
 }
 
@@ -216,11 +218,10 @@ impl Keeper {
     /// What the last look at the host found (at most a minute ago), and how many boxes there are.
     #[expect(clippy::unused_async, reason = "a fresh look may be wanted one day")]
     pub async fn report(&self) -> HostReport {
-        let (boxes, pooled) = self.core.registry.count();
         HostReport {
             levels: self.core.levels.reports(),
-            boxes,
-            pooled,
+            boxes: self.core.registry.owned_count(),
+            pooled: self.core.pool.len(),
         }
     }
 

@@ -190,11 +190,10 @@ impl Registry {
         all
     }
 
-    /// How many exist for clients, and how many are pooled.
-    pub fn count(&self) -> (usize, usize) {
+    /// How many exist for clients.
+    pub fn owned_count(&self) -> usize {
         let boxes = read(&self.boxes);
-        let pooled = boxes.values().filter(|entry| entry.pooled()).count();
-        (boxes.len() - pooled, pooled)
+        boxes.values().filter(|entry| !entry.pooled()).count()
     }
 
     pub fn token(&self, id: &SandboxId) -> Option<Secret> {

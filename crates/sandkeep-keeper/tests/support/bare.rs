@@ -1,0 +1,274 @@
+//! A ward without confinement: the real agent as a plain process of the host.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use rustix::process::{Pid, Signal};
+use sandkeep_model::{Error, Isolation, Limits, Result, SandboxId, Usage};
+use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, LiveBox, Swept, Ward, WardEvent};
+use tokio::{
+    net::UnixStream,
+    sync::{Semaphore, mpsc},
+};
+
+/// Makes the next `n` calls of one kind fail.
+#[derive(Default)]
+pub struct Faults {
+    pub start: AtomicUsize,
+    pub connect: AtomicUsize,
+    pub destroy: AtomicUsize,
+    pub set_limits: AtomicUsize,
+}
+
+fn strike(left: &AtomicUsize, what: &str) -> Result<()> {
+    let hit = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+    match hit {
+        Ok(_) => Err(Error::internal(format!("{what} was told to fail"))),
+        Err(_) => Ok(()),
+    }
+}
+
+pub struct BareWard {
+    dir: PathBuf,
+    agent: PathBuf,
+    pub faults: Faults,
+    /// Starts wait for a permit; tests close the gate to look at a box in the making.
+    pub gate: Semaphore,
+    pub starts: AtomicUsize,
+    pub limits: Mutex<BTreeMap<SandboxId, Limits>>,
+    doomed: Arc<Mutex<HashSet<SandboxId>>>,
+    pids: Mutex<HashMap<SandboxId, i32>>,
+    tell: mpsc::Sender<WardEvent>,
+    events: Mutex<Option<mpsc::Receiver<WardEvent>>>,
+}
+
+impl BareWard {
+    pub fn new(dir: &Path) -> Arc<Self> {
+        let dir = dir.to_owned();
+        fs::create_dir_all(&dir).unwrap();
+        let test = std::env::current_exe().unwrap();
+        let agent = test.ancestors().nth(2).unwrap().join("examples/bare_agent");
+        assert!(
+            agent.exists(),
+            "{} is built by `cargo nextest run -p sandkeep-keeper`",
+            agent.display()
+        );
+        let (tell, events) = mpsc::channel(64);
+        Arc::new(Self {
+            dir,
+            agent,
+            faults: Faults::default(),
+            gate: Semaphore::new(Semaphore::MAX_PERMITS >> 1),
+            starts: AtomicUsize::new(0),
+            limits: Mutex::default(),
+            doomed: Arc::default(),
+            pids: Mutex::default(),
+            tell,
+            events: Mutex::new(Some(events)),
+        })
+    }
+
+    fn file(&self, id: &SandboxId, kind: &str) -> PathBuf {
+        self.dir.join(format!("{id}.{kind}"))
+    }
+
+    pub fn pid(&self, id: &SandboxId) -> i32 {
+        self.pids.lock().unwrap()[id]
+    }
+
+    /// Ids that have a process.
+    pub fn alive(&self) -> Vec<SandboxId> {
+        self.recorded()
+            .into_iter()
+            .filter(|(_, pid)| runs(*pid))
+            .map(|(id, _)| id)
+            .collect()
+    }
+
+    pub async fn say(&self, event: WardEvent) {
+        self.tell.send(event).await.unwrap();
+    }
+
+    fn recorded(&self) -> Vec<(SandboxId, i32)> {
+        let mut out = Vec::new();
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_some_and(|kind| kind == "pid")
+                && let Some(id) = path.file_stem().and_then(|id| id.to_str())
+                && let Ok(pid) = fs::read_to_string(&path)
+            {
+                out.push((id.parse().unwrap(), pid.parse().unwrap()));
+            }
+        }
+        out
+    }
+
+    async fn end(&self, id: &SandboxId, pid: i32) {
+        if let Some(pid) = Pid::from_raw(pid) {
+            let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+        }
+        // Whoever started it (perhaps an earlier ward of this test) collects it.
+        while runs(pid) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        for kind in ["pid", "sock"] {
+            let _ = fs::remove_file(self.file(id, kind));
+        }
+        self.pids.lock().unwrap().remove(id);
+    }
+
+    fn watch(&self, id: &SandboxId, mut child: std::process::Child) {
+        let (id, tell, doomed) = (id.clone(), self.tell.clone(), Arc::clone(&self.doomed));
+        std::thread::spawn(move || {
+            let _ = child.wait();
+            if !doomed.lock().unwrap().contains(&id) {
+                let _ = tell.blocking_send(WardEvent::Exited {
+                    id,
+                    out_of_memory: false,
+                });
+            }
+        });
+    }
+}
+
+/// Whether a process is there and not just waiting to be collected.
+pub fn runs(pid: i32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return false;
+    };
+    let state = stat.rsplit(')').next().unwrap_or("").trim_start();
+    !state.starts_with(['Z', 'X'])
+}
+
+#[async_trait]
+impl Ward for BareWard {
+    fn level(&self) -> Isolation {
+        Isolation::Process
+    }
+
+    async fn check(&self) -> Vec<Check> {
+        vec![Check::ok("agent", "built")]
+    }
+
+    async fn start(&self, spec: BoxSpec) -> Result<LiveBox> {
+        self.starts.fetch_add(1, Ordering::SeqCst);
+        let _pass = self.gate.acquire().await.unwrap();
+        strike(&self.faults.start, "start")?;
+        assert!(spec.root.join("etc/passwd").exists(), "the disk is there");
+        let socket = self.file(&spec.id, "sock");
+        let child = Command::new(&self.agent)
+            .arg("--listen")
+            .arg(&socket)
+            .current_dir(&spec.root)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .spawn()?;
+        let pid = i32::try_from(child.id()).unwrap();
+        fs::write(self.file(&spec.id, "pid"), pid.to_string())?;
+        self.pids.lock().unwrap().insert(spec.id.clone(), pid);
+        self.watch(&spec.id, child);
+        while UnixStream::connect(&socket).await.is_err() {
+            if !runs(pid) {
+                return Err(Error::internal("the agent ended at once"));
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        self.limits
+            .lock()
+            .unwrap()
+            .insert(spec.id.clone(), spec.limits);
+        Ok(LiveBox {
+            id: spec.id,
+            record: serde_json::json!({ "pid": pid }),
+        })
+    }
+
+    async fn adopt(&self, live: &LiveBox) -> Result<Adoption> {
+        let pid = live.record["pid"]
+            .as_i64()
+            .and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.ok_or_else(|| Error::internal("no pid in the record"))?;
+        if runs(pid) {
+            self.pids.lock().unwrap().insert(live.id.clone(), pid);
+            return Ok(Adoption::Alive);
+        }
+        self.end(&live.id, pid).await;
+        Ok(Adoption::Gone)
+    }
+
+    async fn connect(&self, id: &SandboxId) -> Result<Channel> {
+        strike(&self.faults.connect, "connect")?;
+        Ok(Box::new(UnixStream::connect(self.file(id, "sock")).await?))
+    }
+
+    async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
+        strike(&self.faults.set_limits, "set_limits")?;
+        self.limits.lock().unwrap().insert(id.clone(), *limits);
+        Ok(())
+    }
+
+    async fn usage(&self, id: &SandboxId) -> Result<Usage> {
+        let pid = self.pids.lock().unwrap().get(id).copied();
+        let pid = pid.ok_or_else(|| Error::sandbox_not_found(id))?;
+        let statm = fs::read_to_string(format!("/proc/{pid}/statm"))?;
+        let pages: u64 = statm
+            .split(' ')
+            .nth(1)
+            .and_then(|n| n.parse().ok())
+            .unwrap();
+        Ok(Usage {
+            memory_bytes: pages * 4096,
+            pids: 1,
+            ..Usage::default()
+        })
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        strike(&self.faults.destroy, "destroy")?;
+        self.doomed.lock().unwrap().insert(id.clone());
+        let pid = self.pids.lock().unwrap().get(id).copied();
+        if let Some(pid) = pid {
+            self.end(id, pid).await;
+        }
+        Ok(())
+    }
+
+    async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
+        let mut swept = Swept::default();
+        for (id, pid) in self.recorded() {
+            if !known.contains(&id) {
+                swept.processes += usize::from(runs(pid));
+                self.end(&id, pid).await;
+            }
+        }
+        Ok(swept)
+    }
+
+    fn events(&self) -> Option<mpsc::Receiver<WardEvent>> {
+        self.events.lock().unwrap().take()
+    }
+}
+
+/// Tests that fail must not leave agents behind.
+impl Drop for BareWard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for (_, pid) in self.recorded() {
+                if let Some(pid) = Pid::from_raw(pid) {
+                    let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+                }
+            }
+        }
+    }
+}
