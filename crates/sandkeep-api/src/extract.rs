@@ -1,6 +1,6 @@
 //! Bodies and path parts, with every refusal typed and naming what is wrong.
 
-use std::{ops::Deref, time::Duration};
+use std::{fmt, marker::PhantomData, ops::Deref, time::Duration};
 
 use axum::{
     body::Body,
@@ -10,7 +10,10 @@ use bytes::Bytes;
 use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use sandkeep_model::{Code, Error, Result, SandboxId, human_bytes};
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use crate::{
     error::{CONTENT_TYPE_FIELD, E2bError, NativeError},
@@ -113,12 +116,30 @@ pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
         return Err(Error::invalid("body", "the body is empty").hint("send a JSON object"));
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let path = error.path().to_string();
-        unfit(&path, error.inner())
-    })?;
+    let mut track = serde_path_to_error::Track::new();
+    let tracked = serde_path_to_error::Deserializer::new(&mut reader, &mut track);
+    let value = object(tracked).map_err(|error| unfit(&track.path().to_string(), &error))?;
     reader.end().map_err(|error| unfit(".", &error))?;
     Ok(value)
+}
+
+/// Reads a struct from an object only; derived code would take a list by position as well.
+pub(crate) fn object<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: DeserializeOwned,
+{
+    struct Object<T>(PhantomData<T>);
+    impl<'de, T: DeserializeOwned> Visitor<'de> for Object<T> {
+        type Value = T;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+    deserializer.deserialize_map(Object(PhantomData))
 }
 
 fn unfit(path: &str, error: &serde_json::Error) -> Error {
@@ -242,6 +263,8 @@ mod tests {
         );
         assert_eq!(field_of(r#"{"inner":{"count":1},"more":2}"#), "more");
         assert_eq!(field_of("[]"), "body");
+        assert_eq!(field_of("[{\"count\":1}]"), "body");
+        assert_eq!(field_of("null"), "body");
         assert_eq!(field_of(""), "body");
         assert_eq!(field_of(r#"{"inner":{"count":1}} trailing"#), "body");
     }

@@ -12,7 +12,7 @@ use serde::{
 };
 use utoipa::ToSchema;
 
-use crate::create::expiry_after;
+use crate::{create::expiry_after, extract::object};
 
 /// How long a box lives that was created without a word about it.
 pub(crate) const DEFAULT_TIMEOUT_SECONDS: u64 = 300;
@@ -76,7 +76,7 @@ pub(crate) struct CreateRequest {
     #[serde(default)]
     #[schema(value_type = String, default = "auto", example = "container")]
     pub isolation: IsolationWish,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
     pub limits: LimitsBody,
     /// Seconds until it is ended; `null` or `"never"` for a sandbox without an end.
     #[serde(default)]
@@ -339,6 +339,8 @@ mod tests {
     fn unknown_fields_are_named() {
         let error = parse_json::<CreateRequest>(br#"{"limits":{"memory":1}}"#).unwrap_err();
         assert_eq!(error.field.as_deref(), Some("limits.memory"));
+        let error = parse_json::<CreateRequest>(br#"{"limits":[1]}"#).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("limits"));
         let error = parse_json::<CreateRequest>(br#"{"isolation":"vm"}"#).unwrap_err();
         assert_eq!(error.field.as_deref(), Some("isolation"));
         assert!(error.message.contains("microvm"), "{error}");
