@@ -1,1 +1,67 @@
-//! The suite every ward must pass.
+//! The suite every ward must pass, against real boxes with the real agent.
+//!
+//! A ward's tests make a [`Bench`] and call [`crate::conformance_tests`], which makes one
+//! test of each scenario. A scenario panics when the ward does not keep the contract.
+
+mod bench;
+mod events;
+mod inside;
+mod lifecycle;
+mod limits;
+mod restart;
+
+pub use bench::{Bench, HostLimits, Stage};
+pub use events::{
+    a_box_that_ends_by_itself_is_reported, a_destroyed_box_is_no_news, events_can_be_taken_once,
+};
+pub use inside::{Output, agent, run, run_as};
+pub use lifecycle::{
+    a_box_starts_and_answers, a_root_that_is_not_there_leaves_nothing, checks_find_nothing_missing,
+    commands_run_in_the_box, destroy_leaves_nothing, destroying_twice_is_no_error,
+    many_boxes_side_by_side, one_id_one_box, unknown_boxes_are_not_found,
+};
+pub use limits::{
+    a_fork_bomb_stops_at_the_limit, limits_can_be_changed, limits_reach_the_host,
+    memory_runs_out_inside_only, usage_counts,
+};
+pub use restart::{
+    a_box_is_adopted_after_a_restart, a_dead_box_is_gone, sweep_clears_the_unknown_only,
+};
+
+/// Makes a test of every scenario. `$bench` is an expression that gives a fresh [`Bench`].
+#[macro_export]
+macro_rules! conformance_tests {
+    ($bench:expr) => {
+        $crate::conformance_tests! { @each $bench;
+            checks_find_nothing_missing,
+            a_box_starts_and_answers,
+            commands_run_in_the_box,
+            one_id_one_box,
+            unknown_boxes_are_not_found,
+            a_root_that_is_not_there_leaves_nothing,
+            destroy_leaves_nothing,
+            destroying_twice_is_no_error,
+            many_boxes_side_by_side,
+            limits_reach_the_host,
+            limits_can_be_changed,
+            usage_counts,
+            memory_runs_out_inside_only,
+            a_fork_bomb_stops_at_the_limit,
+            events_can_be_taken_once,
+            a_box_that_ends_by_itself_is_reported,
+            a_destroyed_box_is_no_news,
+            a_box_is_adopted_after_a_restart,
+            a_dead_box_is_gone,
+            sweep_clears_the_unknown_only,
+        }
+    };
+    (@each $bench:expr; $($scenario:ident),+ $(,)?) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $scenario() {
+                let bench = $bench;
+                $crate::conformance::$scenario(&bench).await;
+            }
+        )+
+    };
+}

@@ -98,7 +98,7 @@ fn answer_failure(reply: &OwnedFd, failure: &Failure) {
 /// Gives the cgroups back; what can not be removed now is swept at the next start.
 fn leave(setup: &Setup, cgroups: &Cgroups) {
     if cgroups.needs_attach() {
-        let _moved = setup.tree.attach(own_pid());
+        setup.tree.attach_as_far_as_possible(own_pid());
     }
     let _removed = cgroups.remove(Duration::from_millis(200));
 }

@@ -16,6 +16,28 @@ const ARCH: TargetArch = TargetArch::x86_64;
 #[cfg(target_arch = "aarch64")]
 const ARCH: TargetArch = TargetArch::aarch64;
 
+/// A system call that boxes do not get, or not with every argument, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefusedCall {
+    /// `SYS_mount`
+    pub name: &'static str,
+    /// Only with certain arguments.
+    pub sometimes: bool,
+    pub why: &'static str,
+}
+
+/// The list, for people: what `doctor` and the documentation show.
+pub fn refused_calls() -> Vec<RefusedCall> {
+    list::entries()
+        .into_iter()
+        .map(|entry| RefusedCall {
+            name: entry.name,
+            sometimes: !entry.when.is_empty(),
+            why: entry.why,
+        })
+        .collect()
+}
+
 /// The programs to install, in this order.
 pub struct Filters {
     programs: Vec<BpfProgram>,
