@@ -110,7 +110,11 @@ pub fn build(
     };
     if let Some((file, size)) = cached {
         let limits = ImportLimits::default();
-        archive::unpack(file, Some(size), &draft.root(), &limits, &mut progress)?;
+        let file = Stoppable { file, stop };
+        let unpacked = archive::unpack(file, Some(size), &draft.root(), &limits, &mut progress);
+        // Said first: a stopped build looks like a broken archive to whoever reads it.
+        stop.check()?;
+        unpacked?;
     } else {
         bootstrap(vault, &recipe, &draft.root(), stop, &mut progress)?;
         progress(Progress {
@@ -133,6 +137,20 @@ pub fn build(
         fraction: 1.0,
     });
     Ok(info)
+}
+
+struct Stoppable<'a, R> {
+    file: R,
+    stop: &'a Stop,
+}
+
+impl<R: Read> Read for Stoppable<'_, R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.stop.lock().stopped {
+            return Err(io::Error::other("the build was stopped"));
+        }
+        self.file.read(buf)
+    }
 }
 
 fn bootstrap(
