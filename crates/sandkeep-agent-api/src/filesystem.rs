@@ -147,6 +147,7 @@ pub struct FilesystemEvent {
 
 /// What `WatchDir` streams.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant)] // One at a time, written to the wire and dropped.
 #[serde(rename_all = "camelCase")]
 pub enum WatchDirResponse {
     Start(Empty),

@@ -181,12 +181,25 @@ fn prepare_child(command: &mut Command, launch: &Launch<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// What the agent or the ward ignored must not stay ignored.
+/// What the agent or the ward ignored must not stay ignored. By system call, because the C
+/// library refuses to touch the two signals it keeps for itself.
 fn reset_signals() {
-    for signal in 1..=libc::SIGRTMAX() {
-        // SAFETY: `signal` with SIG_DFL is async-signal-safe and touches no memory of ours;
-        // numbers that cannot be set are refused by the kernel, which does no harm.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    const LAST_SIGNAL: i32 = 64;
+    const MASK_BYTES: usize = 8;
+    // The kernel's own structure (handler, flags, restorer, mask): all zero means the default.
+    let default = [0u64; 4];
+    for signal in 1..=LAST_SIGNAL {
+        // SAFETY: the kernel reads 32 bytes from `default`, which outlives the call, and writes
+        // nothing. Signals that cannot be set are refused, which does no harm.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                std::ptr::null_mut::<u64>(),
+                MASK_BYTES,
+            );
+        }
     }
 }
 
