@@ -128,7 +128,9 @@ impl Core {
         self.make_room(&entry).await?;
         let (live, _agent) = self.bring_up(&entry, given).await?;
         // Its time counts from when it can be used.
-        let end_at = self.first_end(Timestamp::now(), request.expiry)?;
+        let end_at = self
+            .first_end(Timestamp::now(), request.expiry)
+            .unwrap_or_else(|_| entry.end_at());
         self.settle(&entry, &live, end_at).await?;
         self.deadlines.moved(&entry.id, None, end_at);
         Ok(entry.sandbox())

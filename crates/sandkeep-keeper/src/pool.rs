@@ -192,18 +192,25 @@ impl Core {
         plan: &Plan,
         given: Option<&Idempotency>,
     ) -> Result<Option<Sandbox>> {
+        let now = Timestamp::now();
+        let request = &plan.request;
+        let end_at = match self.first_end(now, request.expiry) {
+            Ok(end_at) => end_at,
+            Err(error) => {
+                self.pool.put(ready);
+                return Err(error);
+            }
+        };
         let entry = ready.entry;
         let _turn = entry.turn.lock().await;
         if entry.state() != State::Running || !entry.pooled() {
             return Ok(None);
         }
-        let now = Timestamp::now();
-        let request = &plan.request;
         let before = entry.sandbox();
         let sandbox = Sandbox {
             limits: plan.limits,
             started_at: now,
-            end_at: self.first_end(now, request.expiry)?,
+            end_at,
             on_timeout: request.on_timeout,
             env: request.env.clone(),
             metadata: request.metadata.clone(),

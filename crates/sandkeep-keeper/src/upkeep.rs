@@ -21,6 +21,9 @@ impl Core {
                 _ = tick.tick() => {}
             }
             self.forget_history().await;
+            if let Err(error) = self.store.checkpoint().await {
+                tracing::warn!(%error, "bringing the ledger to the disk");
+            }
             self.remove_orphan_disks().await;
             if let Err(error) = self.vault.tidy().await {
                 tracing::warn!(%error, "tidying the vault");

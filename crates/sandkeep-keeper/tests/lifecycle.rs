@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use sandkeep_model::{
     Code, EventKind, Expiry, GoneReason, Isolation, IsolationWish, LimitsWish, ListFilter,
@@ -143,6 +143,27 @@ async fn bad_requests_are_refused_in_words_and_leave_nothing() {
         assert_eq!(error.code, Code::NotFound);
     }
     assert!(keeper.events_after(0, None, 10).await.unwrap().is_empty());
+    world.assert_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_lacks_something_is_told() {
+    let world = World::new().await;
+    world.ward.unusable.store(true, Ordering::SeqCst);
+    let keeper = world.keeper().await;
+    for wish in [
+        IsolationWish::Auto,
+        IsolationWish::Level(Isolation::Process),
+    ] {
+        let mut request = request();
+        request.isolation = wish;
+        let error = keeper.create(request).await.unwrap_err();
+        assert_eq!(error.code, Code::HostNotReady);
+        assert!(error.message.contains("moon: it is new"), "{error}");
+        assert!(error.hint.unwrap().contains("doctor"));
+    }
+    let report = keeper.report().await;
+    assert!(!report.levels[0].usable);
     world.assert_empty().await;
 }
 

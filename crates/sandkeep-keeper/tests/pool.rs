@@ -94,7 +94,7 @@ async fn other_limits_are_set_on_a_waiting_box() {
         ..LimitsWish::default()
     };
     let made = keeper.create(wish).await.unwrap();
-    assert_eq!([made.id.clone()], waiting.as_slice());
+    assert_eq!(waiting, std::slice::from_ref(&made.id));
     assert_eq!(made.limits.memory_mib, 77);
     assert_eq!(world.ward.limits.lock().unwrap()[&made.id], made.limits);
     let disk = keeper.samples(&made.id, None, None).await.unwrap();
@@ -112,7 +112,7 @@ async fn a_waiting_box_that_is_not_fit_is_replaced() {
     let mut wish = request();
     wish.limits.memory_mib = Some(77);
     let made = keeper.create(wish).await.unwrap();
-    assert_ne!([made.id.clone()], waiting.as_slice());
+    assert_ne!(waiting, std::slice::from_ref(&made.id));
     assert_eq!(made.limits.memory_mib, 77);
     agent(&keeper, &made.id).await.health().await.unwrap();
     let first = keeper.get_any(&waiting[0]).await.unwrap();

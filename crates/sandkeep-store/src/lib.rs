@@ -1,7 +1,8 @@
 //! The ledger: every box, what became of it, and every event, in one SQL file.
 //!
 //! SQLite in WAL mode with `synchronous = NORMAL`: what was acknowledged survives `kill -9`
-//! of the server; a power loss may take the last milliseconds, never the file's soundness.
+//! of the server. A power loss may take what the kernel had not written out yet, never the
+//! file's soundness; the boxes it tells of are gone with the host then, too.
 //! One connection writes, so the order of events is the order of commits.
 
 mod events;

@@ -22,6 +22,9 @@ use crate::{fault, writer::Writer};
 const READERS: u32 = 4;
 /// Larger files are not checked page by page at the start: that would hold up the server.
 const CHECKED_UP_TO: u64 = 64 * 1024 * 1024;
+/// The writer folds the log into the file itself only when [`Store::checkpoint`] was not
+/// called for long: that waits for the disk.
+const WAL_PAGES: &str = "8000";
 /// Events a subscriber may lag behind before it is told to read them from the ledger.
 const BELL: usize = 4096;
 
@@ -60,6 +63,7 @@ impl Store {
             .synchronous(SqliteSynchronous::Normal)
             .foreign_keys(true)
             .busy_timeout(Duration::from_secs(5))
+            .pragma("wal_autocheckpoint", WAL_PAGES)
             .disable_statement_logging();
 
         let mut writer = options
@@ -89,6 +93,16 @@ impl Store {
                 bell: broadcast::channel(BELL).0,
             }),
         })
+    }
+
+    /// Folds the log into the file and brings both to the disk, beside the writer. To be
+    /// called now and then.
+    pub async fn checkpoint(&self) -> Result<()> {
+        sqlx::query("PRAGMA wal_checkpoint(PASSIVE)")
+            .execute(&self.inner.readers)
+            .await
+            .map_err(|error| fault::ledger(&error))?;
+        Ok(())
     }
 
     /// Events from now on, in the order of the ledger.
@@ -212,6 +226,24 @@ mod tests {
         let error = Store::open(&path).await.unwrap_err();
         assert!(error.message.contains("newer sandkeep"), "{error}");
         assert!(error.message.contains("99"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_checkpoint_lets_the_log_be_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ledger.db");
+        let store = Store::open(&path).await.unwrap();
+        let log = |dir: &Path| std::fs::metadata(dir.join("ledger.db-wal")).unwrap().len();
+        let id = "i01234567890123456789".parse().unwrap();
+        let mut sizes = Vec::new();
+        for _ in 0..3 {
+            for _ in 0..20 {
+                store.note_adopted(std::slice::from_ref(&id)).await.unwrap();
+            }
+            store.checkpoint().await.unwrap();
+            sizes.push(log(dir.path()));
+        }
+        assert_eq!(sizes[1], sizes[2], "{sizes:?}");
     }
 
     #[tokio::test]

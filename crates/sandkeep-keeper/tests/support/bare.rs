@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -43,6 +43,8 @@ pub struct BareWard {
     dir: PathBuf,
     agent: PathBuf,
     pub faults: Faults,
+    /// The host lacks something.
+    pub unusable: AtomicBool,
     /// Starts wait for a permit; tests close the gate to look at a box in the making.
     pub gate: Semaphore,
     pub starts: AtomicUsize,
@@ -69,6 +71,7 @@ impl BareWard {
             dir,
             agent,
             faults: Faults::default(),
+            unusable: AtomicBool::new(false),
             gate: Semaphore::new(Semaphore::MAX_PERMITS >> 1),
             starts: AtomicUsize::new(0),
             limits: Mutex::default(),
@@ -158,6 +161,9 @@ impl Ward for BareWard {
     }
 
     async fn check(&self) -> Vec<Check> {
+        if self.unusable.load(Ordering::SeqCst) {
+            return vec![Check::missing("moon", "it is new", "wait two weeks")];
+        }
         vec![Check::ok("agent", "built")]
     }
 
