@@ -44,6 +44,8 @@ ensure_tools() {
 ensure_packages() {
   local why=$1 package missing=()
   shift
+  # Elsewhere the packages have other names; what is missing will say so itself.
+  command -v dpkg-query >/dev/null || return 0
   for package in "$@"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
   done
@@ -98,7 +100,7 @@ ensure_build_tools() {
 # What making boxes and their base template needs.
 ensure_box_tools() {
   ensure_tools "to make the storage and the base template of boxes" \
-    mkfs.btrfs=btrfs-progs mmdebstrap=mmdebstrap unshare=util-linux losetup=mount zstd=zstd
+    mkfs.btrfs=btrfs-progs mmdebstrap=mmdebstrap unshare=util-linux losetup=mount
   ensure_packages "to fetch packages for the base template" ca-certificates
 }
 

@@ -31,6 +31,7 @@ pub struct Cli {
 }
 
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Everywhere")]
 pub struct Global {
     /// Address of the server
     #[arg(
@@ -76,6 +77,7 @@ pub enum Command {
     Ls(LsArgs),
     /// Everything known about a box
     Inspect {
+        /// Id of the box, or the beginning of it
         #[arg(value_name = "BOX")]
         sandbox: String,
     },
@@ -89,6 +91,7 @@ pub enum Command {
     Cp(CpArgs),
     /// What happened in a box: commands started and ended
     Logs {
+        /// Id of the box, or the beginning of it
         #[arg(value_name = "BOX")]
         sandbox: String,
         /// Go on until Ctrl-C
@@ -107,11 +110,13 @@ pub enum Command {
     /// Destroy boxes
     #[command(visible_alias = "rm")]
     Kill {
+        /// Ids of the boxes, or the beginnings of them
         #[arg(value_name = "BOX", required = true)]
         sandboxes: Vec<String>,
     },
     /// Set when a box ends, counted from now
     Timeout {
+        /// Id of the box, or the beginning of it
         #[arg(value_name = "BOX")]
         sandbox: String,
         /// For example 300, 15m, 2h, or never
@@ -266,6 +271,7 @@ pub struct RunArgs {
     pub timeout: Span,
     #[command(flatten)]
     pub streams: StreamArgs,
+    /// The program and its arguments, after --
     #[arg(required = true, last = true, value_name = "CMD")]
     pub command: Vec<String>,
 }
@@ -299,8 +305,10 @@ pub struct ExecArgs {
     /// End the command after this time
     #[arg(long, value_name = "SPAN")]
     pub timeout: Option<Span>,
+    /// Id of the box, or the beginning of it
     #[arg(value_name = "BOX")]
     pub sandbox: String,
+    /// The program and its arguments, after --
     #[arg(required = true, last = true, value_name = "CMD")]
     pub command: Vec<String>,
 }
@@ -313,6 +321,7 @@ pub struct ShellArgs {
     /// In this directory
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<String>,
+    /// Id of the box, or the beginning of it
     #[arg(value_name = "BOX")]
     pub sandbox: String,
 }

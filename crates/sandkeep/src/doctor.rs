@@ -47,7 +47,7 @@ fn examine(config: &Config) -> Report {
     let host = once(&mut seen, host_checks(config));
     let container = once(
         &mut seen,
-        sandkeep_ward_container::check_host(&config.state.join("ward-container")),
+        sandkeep_ward_container::check_host(existing(&config.state)),
     );
     let usable = fine(&container);
     let levels = vec![
@@ -64,6 +64,14 @@ fn examine(config: &Config) -> Report {
         host,
         levels,
     }
+}
+
+/// The state directory, or before it is made the directory it will be in.
+fn existing(state: &Path) -> &Path {
+    state
+        .ancestors()
+        .find(|dir| dir.exists())
+        .unwrap_or(Path::new("/"))
 }
 
 /// A thing that several levels need is told once.
@@ -156,11 +164,7 @@ fn state(path: &Path) -> Check {
 fn disk(state: &Path) -> Check {
     const NAME: &str = "disk";
     const ENOUGH: u64 = 5 << 30;
-    // The directory may not be there yet; what it will be in is.
-    let found = state
-        .ancestors()
-        .find_map(|dir| rustix::fs::statvfs(dir).ok());
-    let Some(stat) = found else {
+    let Ok(stat) = rustix::fs::statvfs(existing(state)) else {
         return Check::warning(NAME, "its free space is not known", "look with `df -h`");
     };
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
