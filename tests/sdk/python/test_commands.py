@@ -160,12 +160,10 @@ def test_stdin_as_a_stream(box, sdk):
     handle = box.commands.run("wc -c", background=True, stdin=True)
     chunks = [b"x" * 1000] * 20
     if sdk.is_async:
-
-        async def source():
-            for chunk in chunks:
-                yield chunk
-
-        box.commands.stream_input(handle.pid, source())
+        stream = box.commands.stream_input(handle.pid)
+        for chunk in chunks:
+            stream.send(chunk)
+        stream.close()
     else:
         box.commands.stream_input(handle.pid, iter(chunks))
     box.commands.close_stdin(handle.pid)
