@@ -40,8 +40,12 @@ test('resize', () =>
   }))
 
 test('ctrl-c interrupts', () =>
-  withTerminal(async ({ type, expect }) => {
+  withTerminal(async ({ box, type, expect }) => {
     await type('sleep 600\n')
+    await waitFor(
+      async () => (await box.commands.run('ps ax -o args | grep -v grep')).stdout.includes('sleep 600'),
+      'the shell runs it',
+    )
     await type('\x03')
     await type('echo after-$((1+1))\n')
     await expect('after-2')

@@ -66,8 +66,9 @@ def test_resize(terminal, box):
     terminal.expect("50 132")
 
 
-def test_ctrl_c_interrupts(terminal):
+def test_ctrl_c_interrupts(terminal, box):
     terminal.type("sleep 600; echo status=$?\n")
+    wait_for(lambda: "sleep 600" in box.commands.run("ps ax -o args | grep -v grep").stdout, "the shell runs it")
     terminal.type("\x03")
     terminal.type("echo after-$((1+1))\n")
     terminal.expect("after-2")
@@ -101,11 +102,12 @@ def test_reconnect(box, sdk):
     terminal = Terminal(box, sdk)
     terminal.type("echo one-$((0+1))\n")
     terminal.expect("one-1")
-    terminal.handle.disconnect()
     seen = queue.Queue()
     if sdk.is_async:
+        terminal.handle.disconnect()
         box.pty.connect(terminal.handle.pid, on_data=lambda data: seen.put(bytes(data)))
     else:
+        # The blocking handle is being read by a thread and can not be closed under it: a second one attaches.
         again = box.pty.connect(terminal.handle.pid)
 
         def follow():
