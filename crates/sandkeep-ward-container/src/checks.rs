@@ -46,7 +46,9 @@ fn root() -> Check {
         | rustix::thread::CapabilitySet::KILL
         | rustix::thread::CapabilitySet::CHOWN;
     match rustix::thread::capabilities(None) {
-        Ok(sets) if sets.effective.contains(needed) => Check::ok(NAME, "root with its capabilities"),
+        Ok(sets) if sets.effective.contains(needed) => {
+            Check::ok(NAME, "root with its capabilities")
+        }
         _ => Check::missing(
             NAME,
             "root without the capability to make namespaces",

@@ -20,8 +20,8 @@ mod tmpfs;
 mod ward;
 mod watch;
 
-pub use checks::all as check_host;
 pub use cgroup::tree_name;
+pub use checks::all as check_host;
 pub use config::{ContainerWardConfig, DEFAULT_ID_BASE, DEFAULT_ID_SLOTS};
 pub use launcher::launcher_main;
 pub use record::Record;

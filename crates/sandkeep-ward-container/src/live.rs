@@ -124,7 +124,8 @@ pub fn clear(record: &Record, wait: Duration) -> Result<usize, Failure> {
         processes += record.cgroups.processes().len();
         kill(&pidfd)?;
         if !ended_within(&pidfd, wait) {
-            return Err(io::Error::from(io::ErrorKind::TimedOut)).doing("waiting for the box to end");
+            return Err(io::Error::from(io::ErrorKind::TimedOut))
+                .doing("waiting for the box to end");
         }
     }
     processes += record.cgroups.kill_all();

@@ -1,10 +1,10 @@
 //! Kernel calls that no library wraps, each in a safe function.
 
-use tokio::io::{Interest, unix::AsyncFd};
 use std::{
     io,
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
 };
+use tokio::io::{Interest, unix::AsyncFd};
 
 /// Kills one process; that it is gone already is fine.
 pub fn kill(pid: i32) {

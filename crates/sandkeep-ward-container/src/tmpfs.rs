@@ -28,10 +28,7 @@ pub fn resize(pid: i32, memory: u64) -> Result<(), Failure> {
         Mode::empty(),
     )
     .doing("opening the root of the box")?;
-    for (path, bytes) in [
-        ("dev/shm", shm_bytes(memory)),
-        ("run", run_bytes(memory)),
-    ] {
+    for (path, bytes) in [("dev/shm", shm_bytes(memory)), ("run", run_bytes(memory))] {
         resize_one(&root, path, bytes).doing(format_args!("changing the size of /{path}"))?;
     }
     Ok(())

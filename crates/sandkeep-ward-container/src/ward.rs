@@ -12,9 +12,7 @@ use crate::{
     tmpfs, watch,
 };
 use async_trait::async_trait;
-use sandkeep_model::{
-    Code, Error, Isolation, Limits, Result, SandboxId, Usage, random_token,
-};
+use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage, random_token};
 use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, LiveBox, Swept, Ward, WardEvent};
 use std::{
     collections::{HashMap, HashSet},
@@ -357,13 +355,17 @@ fn set_limits(live: &Live, limits: &Limits) -> Result<()> {
         }
         other => other,
     };
-    set.map(drop).doing("limiting open files").map_err(Error::from)
+    set.map(drop)
+        .doing("limiting open files")
+        .map_err(Error::from)
 }
 
 /// The hard limit of open files in `/proc/PID/limits`.
 fn hard_limit(pid: i32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
-    let line = text.lines().find(|line| line.starts_with("Max open files"))?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("Max open files"))?;
     line.split_ascii_whitespace().nth(4)?.parse().ok()
 }
 

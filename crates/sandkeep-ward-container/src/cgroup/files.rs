@@ -1,9 +1,9 @@
 //! Reading and writing the small files of a cgroup directory.
 
 use crate::failure::{Doing, Failure};
-use std::{fs, io, path::Path};
+use std::{fmt::Display, fs, io, path::Path};
 
-pub fn write(dir: &Path, file: &str, value: impl ToString) -> Result<(), Failure> {
+pub fn write(dir: &Path, file: &str, value: impl Display + Copy) -> Result<(), Failure> {
     let value = value.to_string();
     // Not `fs::write`: these files must not be created or truncated.
     write_raw(&dir.join(file), &value)
@@ -11,7 +11,7 @@ pub fn write(dir: &Path, file: &str, value: impl ToString) -> Result<(), Failure
 }
 
 /// Like [`write`], for files that are not on every kernel.
-pub fn write_if_there(dir: &Path, file: &str, value: impl ToString) -> Result<(), Failure> {
+pub fn write_if_there(dir: &Path, file: &str, value: impl Display + Copy) -> Result<(), Failure> {
     match write(dir, file, value) {
         Err(failure) if failure.source.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

@@ -108,7 +108,9 @@ impl Layout {
                 "no cgroup hierarchy with the controllers {} is mounted",
                 missing.join(", ")
             ))
-            .hint("mount cgroup2 on /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"));
+            .hint(
+                "mount cgroup2 on /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1",
+            ));
         }
         Ok(if NEEDED.iter().all(|name| self.on_v2(name)) {
             Kind::Unified

@@ -86,10 +86,12 @@ fn enable_below(base: &Path) -> Result<(), Failure> {
 
 /// systemd marks a cgroup it has given away.
 fn delegated(dir: &Path) -> bool {
-    ["trusted.delegate", "user.delegate"].into_iter().any(|name| {
-        let mut value = [0_u8; 8];
-        matches!(rustix::fs::getxattr(dir, name, &mut value[..]), Ok(1) if value[0] == b'1')
-    })
+    ["trusted.delegate", "user.delegate"]
+        .into_iter()
+        .any(|name| {
+            let mut value = [0_u8; 8];
+            matches!(rustix::fs::getxattr(dir, name, &mut value[..]), Ok(1) if value[0] == b'1')
+        })
 }
 
 pub fn make_dir(dir: &Path) -> Result<(), Failure> {

@@ -13,15 +13,36 @@ use rustix::thread::{
 /// are refused in a user namespace anyway), DAC_READ_SEARCH, SYS_RESOURCE and the rest.
 const KEPT: [(CapabilitySet, &str); 14] = [
     (CapabilitySet::CHOWN, "package managers, install"),
-    (CapabilitySet::DAC_OVERRIDE, "root reads every file of its box"),
-    (CapabilitySet::FOWNER, "root changes modes of files of others"),
-    (CapabilitySet::FSETID, "keeps setuid bits when root changes a file"),
-    (CapabilitySet::KILL, "root ends processes of the box's users"),
+    (
+        CapabilitySet::DAC_OVERRIDE,
+        "root reads every file of its box",
+    ),
+    (
+        CapabilitySet::FOWNER,
+        "root changes modes of files of others",
+    ),
+    (
+        CapabilitySet::FSETID,
+        "keeps setuid bits when root changes a file",
+    ),
+    (
+        CapabilitySet::KILL,
+        "root ends processes of the box's users",
+    ),
     (CapabilitySet::SETGID, "su, sudo, daemons that change user"),
     (CapabilitySet::SETUID, "su, sudo, daemons that change user"),
-    (CapabilitySet::SETPCAP, "daemons that drop their own capabilities"),
-    (CapabilitySet::SETFCAP, "package managers put capabilities on files"),
-    (CapabilitySet::SYS_CHROOT, "chroot; the wall of the box is no chroot"),
+    (
+        CapabilitySet::SETPCAP,
+        "daemons that drop their own capabilities",
+    ),
+    (
+        CapabilitySet::SETFCAP,
+        "package managers put capabilities on files",
+    ),
+    (
+        CapabilitySet::SYS_CHROOT,
+        "chroot; the wall of the box is no chroot",
+    ),
     (CapabilitySet::AUDIT_WRITE, "sudo and su ask for it"),
     (
         CapabilitySet::NET_BIND_SERVICE,
@@ -31,7 +52,10 @@ const KEPT: [(CapabilitySet, &str); 14] = [
         CapabilitySet::NET_RAW,
         "no power here (the network is the host's), but ping is marked with it and must start",
     ),
-    (CapabilitySet::SYS_NICE, "root changes the nice values of its own"),
+    (
+        CapabilitySet::SYS_NICE,
+        "root changes the nice values of its own",
+    ),
 ];
 
 fn kept() -> CapabilitySet {

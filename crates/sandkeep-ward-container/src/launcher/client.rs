@@ -9,7 +9,10 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     process::Stdio,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tokio::{
@@ -28,6 +31,8 @@ pub struct Launcher {
     arguments: Vec<String>,
     setup: Setup,
     running: Mutex<Option<Arc<Running>>>,
+    /// How many there have been: a second one must not use the first one's names.
+    spawned: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -50,10 +55,11 @@ impl Launcher {
             arguments,
             setup,
             running: Mutex::const_new(None),
+            spawned: AtomicU64::new(0),
         }
     }
 
-    /// Cgroups whose names begin with this belong to the launcher or its boxes.
+    /// Cgroups whose names begin with this belong to a launcher of this ward, or its boxes.
     pub fn tag(&self) -> &str {
         &self.setup.tag
     }
@@ -94,7 +100,10 @@ impl Launcher {
                 "starting the launcher {}",
                 self.program.display()
             ))?;
-        let setup = protocol::encode(&self.setup).doing("encoding the setup")?;
+        let mut setup = self.setup.clone();
+        let number = self.spawned.fetch_add(1, Ordering::Relaxed);
+        setup.tag = format!("{}-{number}", setup.tag);
+        let setup = protocol::encode(&setup).doing("encoding the setup")?;
         protocol::send(&ours, &setup, &[]).doing("sending the setup")?;
         Ok(Running {
             control: watch_fd(ours, Interest::READABLE | Interest::WRITABLE)
@@ -116,7 +125,9 @@ impl Launcher {
             Outcome::Answered(Answer::Started(_), None) => {
                 Err(Error::internal("the launcher sent no pidfd"))
             }
-            Outcome::Answered(Answer::Failed { message, errno }, _) => Err(refusal(message, errno)),
+            Outcome::Answered(Answer::Failed { message, errno }, _) => {
+                Err(refusal(&message, errno))
+            }
             Outcome::Silence => Err(Error::internal("the launcher died while it made the box")
                 .retryable(true)
                 .hint("look for its last words in the server's log")),
@@ -147,10 +158,8 @@ impl Launcher {
                 if let Ok(Some(packet)) = protocol::receive(reply.get_ref())
                     && let Some(pidfd) = packet.fds.first()
                 {
-                    let _gone = rustix::process::pidfd_send_signal(
-                        pidfd,
-                        rustix::process::Signal::KILL,
-                    );
+                    let _gone =
+                        rustix::process::pidfd_send_signal(pidfd, rustix::process::Signal::KILL);
                 }
                 Err(Error::new(
                     Code::DeadlineExceeded,
@@ -201,13 +210,15 @@ impl Running {
             {
                 Ok(false)
             }
-            Err(error) => Err(error).doing("sending to the launcher").map_err(Error::from),
+            Err(error) => Err(error)
+                .doing("sending to the launcher")
+                .map_err(Error::from),
         }
     }
 }
 
 /// The worker's words as an error of the server.
-fn refusal(message: String, errno: Option<i32>) -> Error {
+fn refusal(message: &str, errno: Option<i32>) -> Error {
     let error = errno.map_or_else(
         || Error::internal(""),
         |errno| Error::from(io::Error::from_raw_os_error(errno)),

@@ -11,8 +11,7 @@ use crate::{
 };
 use rustix::{
     fs::{
-        AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, statat,
-        symlinkat,
+        AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, statat, symlinkat,
     },
     io::Errno,
     mount::{

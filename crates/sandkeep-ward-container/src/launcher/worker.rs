@@ -19,9 +19,7 @@ use crate::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, OFlags, open},
-    net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
-    },
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 use std::{
@@ -100,7 +98,7 @@ fn leave(setup: &Setup, cgroups: &Cgroups) {
     if cgroups.needs_attach() {
         setup.tree.attach_as_far_as_possible(own_pid());
     }
-    let _removed = cgroups.remove(Duration::from_millis(200));
+    let _removed = cgroups.remove(CHILD_DEADLINE);
 }
 
 fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet) {
@@ -224,8 +222,7 @@ fn finish(
 
 fn destroy(cloned: &Cloned) {
     // PID 1 takes its whole namespace along.
-    let _sent =
-        rustix::process::pidfd_send_signal(&cloned.pidfd, rustix::process::Signal::KILL);
+    let _sent = rustix::process::pidfd_send_signal(&cloned.pidfd, rustix::process::Signal::KILL);
     let _ended = wait_readable(cloned.pidfd.as_fd(), CHILD_DEADLINE);
 }
 

@@ -99,9 +99,11 @@ pub fn entries() -> Vec<Entry> {
 
 fn whole_calls() -> Vec<Entry> {
     let mut all = Vec::new();
-    all.extend(refuse!(NotPermitted, "the mount table is the wall of the box":
+    all.extend(
+        refuse!(NotPermitted, "the mount table is the wall of the box":
         SYS_mount, SYS_umount2, SYS_pivot_root, SYS_fsopen, SYS_fsconfig, SYS_fsmount,
-        SYS_fspick, SYS_move_mount, SYS_open_tree, SYS_mount_setattr));
+        SYS_fspick, SYS_move_mount, SYS_open_tree, SYS_mount_setattr),
+    );
     all.push(Entry {
         name: "SYS_open_tree_attr",
         call: 467,
@@ -113,10 +115,14 @@ fn whole_calls() -> Vec<Entry> {
     all.extend(refuse!(NoSuchCall, "its flags lie in memory, where a filter can not look; clone is used instead": SYS_clone3));
     all.extend(refuse!(NotPermitted, "kernel keyrings are shared with the host": SYS_keyctl, SYS_add_key, SYS_request_key));
     all.extend(refuse!(NotPermitted, "runs programs in the kernel; a long record of verifier holes": SYS_bpf));
-    all.extend(refuse!(NotPermitted, "watches the host's processors; side channels": SYS_perf_event_open));
+    all.extend(
+        refuse!(NotPermitted, "watches the host's processors; side channels": SYS_perf_event_open),
+    );
     all.extend(refuse!(NotPermitted, "holds the kernel in the middle of a copy: wins races for exploits": SYS_userfaultfd));
-    all.extend(refuse!(NotPermitted, "does calls past this filter; a long record of holes":
-        SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register));
+    all.extend(
+        refuse!(NotPermitted, "does calls past this filter; a long record of holes":
+        SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register),
+    );
     all.extend(refuse!(NotPermitted, "opens files by number, outside of the root of the box": SYS_open_by_handle_at));
     all.extend(refuse!(NotPermitted, "loads code into the kernel": SYS_init_module, SYS_finit_module, SYS_delete_module));
     all.extend(refuse!(NotPermitted, "replaces the kernel": SYS_kexec_load));
@@ -157,22 +163,28 @@ fn sockets() -> Vec<Entry> {
     all.extend(refuse_when!(NoSuchFamily, "pairs of other families than unix (tipc) have a record of holes", SYS_socketpair:
         [Test::IsNot(0, UNIX)]));
     // 0 route, 4 sock_diag (ss), 9 audit (sudo), 15 uevent (libudev), 16 generic.
-    all.extend(refuse_when!(NoSuchFamily, "netlink protocols that configure the kernel", SYS_socket:
+    all.extend(
+        refuse_when!(NoSuchFamily, "netlink protocols that configure the kernel", SYS_socket:
         [Test::Is(0, NETLINK), Test::IsNot(2, 0), Test::IsNot(2, 4), Test::IsNot(2, 9),
-         Test::IsNot(2, 15), Test::IsNot(2, 16)]));
+         Test::IsNot(2, 15), Test::IsNot(2, 16)]),
+    );
     // 33 dccp, 115 l2tp, 132 sctp, 256 smc.
-    all.extend(refuse_when!(NoSuchFamily, "rare transports with a record of holes", SYS_socket:
+    all.extend(
+        refuse_when!(NoSuchFamily, "rare transports with a record of holes", SYS_socket:
         [Test::Is(0, INET), Test::Is(2, 33)], [Test::Is(0, INET6), Test::Is(2, 33)],
         [Test::Is(0, INET), Test::Is(2, 115)], [Test::Is(0, INET6), Test::Is(2, 115)],
         [Test::Is(0, INET), Test::Is(2, 132)], [Test::Is(0, INET6), Test::Is(2, 132)],
-        [Test::Is(0, INET), Test::Is(2, 256)], [Test::Is(0, INET6), Test::Is(2, 256)]));
+        [Test::Is(0, INET), Test::Is(2, 256)], [Test::Is(0, INET6), Test::Is(2, 256)]),
+    );
     all
 }
 
 fn ioctls() -> Vec<Entry> {
     let mut all = Vec::new();
-    all.extend(refuse_when!(NotPermitted, "types into another process's terminal", SYS_ioctl:
-        [Test::Is(1, TIOCSTI)], [Test::Is(1, TIOCLINUX)]));
+    all.extend(
+        refuse_when!(NotPermitted, "types into another process's terminal", SYS_ioctl:
+        [Test::Is(1, TIOCSTI)], [Test::Is(1, TIOCLINUX)]),
+    );
     all.extend(refuse_when!(NotPermitted, "btrfs: a subvolume or snapshot of one's own is outside of the disk limit; only cloning file contents is harmless", SYS_ioctl:
         [Test::Bits(1, 0xff00, 0x9400), Test::IsNot(1, FICLONE), Test::IsNot(1, FICLONERANGE),
          Test::IsNot(1, FIDEDUPERANGE)]));
@@ -182,9 +194,11 @@ fn ioctls() -> Vec<Entry> {
 fn other_arguments() -> Vec<Entry> {
     let mut all = Vec::new();
     // 0 is plain, 8 is 32-bit, 0x40000 is what debuggers set, all ones asks.
-    all.extend(refuse_when!(NotPermitted, "old personalities switch off protections", SYS_personality:
+    all.extend(
+        refuse_when!(NotPermitted, "old personalities switch off protections", SYS_personality:
         [Test::IsNot(0, 0), Test::IsNot(0, 8), Test::IsNot(0, 0x4_0000), Test::IsNot(0, 0x4_0008),
-         Test::IsNot(0, u32::MAX)]));
+         Test::IsNot(0, u32::MAX)]),
+    );
     // The limit is 1 byte, which keeps the host's core dump program from being started.
     // With 0 it would be started; sudo and many shells set 0 and must not fail.
     all.extend(refuse_when!(Pretend, "a core dump of a box must not start a program on the host", SYS_prlimit64:

@@ -32,11 +32,13 @@ pub fn bench() -> Option<ContainerBench> {
     if env::var_os("SANDKEEP_SKIP_ROOTFS_TESTS").is_some_and(|value| value == "1") {
         return None;
     }
-    let rootfs = env::var_os("SANDKEEP_TEST_ROOTFS").map(PathBuf::from).expect(
-        "SANDKEEP_TEST_ROOTFS must name a directory that is a btrfs subvolume with a root file \
+    let rootfs = env::var_os("SANDKEEP_TEST_ROOTFS")
+        .map(PathBuf::from)
+        .expect(
+            "SANDKEEP_TEST_ROOTFS must name a directory that is a btrfs subvolume with a root file \
          system in it, below which writable snapshots can be made; run as root. \
          SANDKEEP_SKIP_ROOTFS_TESTS=1 leaves these tests out.",
-    );
+        );
     assert!(
         rootfs.join("bin/bash").exists(),
         "SANDKEEP_TEST_ROOTFS={} holds no root file system",
@@ -94,7 +96,10 @@ impl ContainerBench {
 
     /// Longer than a socket address, as state directories may be.
     pub fn state_dir(&self) -> PathBuf {
-        self.state.path().join("a".repeat(120)).join("ward-container")
+        self.state
+            .path()
+            .join("a".repeat(120))
+            .join("ward-container")
     }
 }
 
@@ -205,7 +210,7 @@ impl Drop for ContainerBench {
     }
 }
 
-/// Removes the ward's empty cgroup trees, once the launcher has taken its workers out.
+/// Removes the ward's cgroup trees and whatever is still in them.
 fn remove_tree(state_dir: &Path) {
     let Ok(state_dir) = state_dir.canonicalize() else {
         return;
@@ -218,8 +223,39 @@ fn remove_tree(state_dir: &Path) {
         .filter(|line| line.contains(" - cgroup"))
         .filter_map(|line| Some(Path::new(line.split(' ').nth(4)?).join(&name)));
     for tree in trees {
+        // A test that failed may have left boxes.
+        let entries = fs::read_dir(&tree).into_iter().flatten().flatten();
+        for left in entries.filter(|entry| entry.path().is_dir()) {
+            let procs = fs::read_to_string(left.path().join("cgroup.procs")).unwrap_or_default();
+            for pid in procs.lines().filter_map(|line| line.parse().ok()) {
+                if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                    let _gone = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+            while fs::remove_dir(left.path()).is_err()
+                && left.path().exists()
+                && Instant::now() < until
+            {
+                sleep(Duration::from_millis(5));
+            }
+        }
         while fs::remove_dir(&tree).is_err() && tree.exists() && Instant::now() < until {
             sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// A small box with a root of its own.
+pub fn spec(bench: &ContainerBench) -> sandkeep_ward::BoxSpec {
+    let id = sandkeep_model::SandboxId::random();
+    sandkeep_ward::BoxSpec {
+        hostname: id.to_string(),
+        id,
+        root: bench.root(),
+        limits: sandkeep_model::Limits {
+            memory_mib: 128,
+            pids: 64,
+            ..sandkeep_model::Limits::default()
+        },
     }
 }

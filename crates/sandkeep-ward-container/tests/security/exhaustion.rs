@@ -1,9 +1,9 @@
 //! Using up memory, processes and files costs only the box that does it.
 
 use crate::attack;
-use sandkeep_ward::{Ward as _, conformance};
+use sandkeep_ward::conformance;
 
-/// Many small processes: none is larger than the agent by much, and yet it must not die.
+// Many small processes: none is larger than the agent by much, and yet it must not die.
 attack!(many_small_hogs_cost_children_not_the_agent, target, {
     target
         .run(
@@ -13,12 +13,17 @@ attack!(many_small_hogs_cost_children_not_the_agent, target, {
              done; sleep 3",
         )
         .await;
-    let usage = target.stage.ward.usage(&target.stage.live.id).await.unwrap();
+    let usage = target
+        .stage
+        .ward
+        .usage(&target.stage.live.id)
+        .await
+        .unwrap();
     assert!(usage.oom_kills > 0, "{usage:?}");
     target.works("pkill python3; echo alive").await;
 });
 
-/// Files in memory are freed by no kill: they are bounded below the limit.
+// Files in memory are freed by no kill: they are bounded below the limit.
 attack!(memory_files_stop_before_the_limit, target, {
     for place in ["/dev/shm", "/run"] {
         let output = target
@@ -29,11 +34,16 @@ attack!(memory_files_stop_before_the_limit, target, {
     }
     target.works("echo alive").await;
     target.fails("head -c 1M /dev/zero > /dev/filler").await;
-    let usage = target.stage.ward.usage(&target.stage.live.id).await.unwrap();
+    let usage = target
+        .stage
+        .ward
+        .usage(&target.stage.live.id)
+        .await
+        .unwrap();
     assert_eq!(usage.oom_kills, 0, "{usage:?}");
 });
 
-/// Memory file systems follow the limit of a box that is reused with another one.
+// Memory file systems follow the limit of a box that is reused with another one.
 attack!(memory_files_follow_the_limit, target, {
     let size = "stat -f -c '%b %S' /dev/shm | (read b s; echo $((b * s >> 20)))";
     assert_eq!(target.works(size).await, "64\n");
@@ -60,23 +70,38 @@ except OSError as error: print(errno.errorcode[error.errno], len(held) < 1024)",
     target.fails("ulimit -n 4096").await;
 });
 
-/// A fork bomb in one box: the neighbour still answers, and the bomb can be ended.
+// A fork bomb in one box: the neighbour still answers, and the bomb can be ended.
 attack!(a_fork_bomb_does_not_reach_the_neighbour, target, {
     let neighbour = conformance::Stage::new(&target.bench).await;
     target
-        .run("perl -e 'for (1..40) { if (!fork) { close STDOUT; close STDERR; 1 while 1 + !defined fork } }'")
+        .run(
+            "perl -e 'while (defined($child = fork)) { \
+                 if (!$child) { close STDOUT; close STDERR; fork while 1 } }'",
+        )
         .await;
     assert!(neighbour.run("true").await.success());
-    let usage = target.stage.ward.usage(&target.stage.live.id).await.unwrap();
+    let usage = target
+        .stage
+        .ward
+        .usage(&target.stage.live.id)
+        .await
+        .unwrap();
     assert!(usage.pids <= 64, "{usage:?}");
     neighbour.end().await;
 });
 
-/// A score of the killer can be raised by anybody but not lowered below the agent's.
+// A score of the killer can be raised by anybody but not lowered below the agent's.
 attack!(nobody_hides_from_the_killer, target, {
     assert_eq!(target.works("cat /proc/1/oom_score_adj").await, "0\n");
-    let own: i32 = target.works("cat /proc/self/oom_score_adj").await.trim().parse().unwrap();
+    let own: i32 = target
+        .works("cat /proc/self/oom_score_adj")
+        .await
+        .trim()
+        .parse()
+        .unwrap();
     assert!(own > 0, "children go first");
     target.fails("echo -500 > /proc/self/oom_score_adj").await;
-    target.fails("echo 1000 > /proc/1/oom_score_adj && [ $(cat /proc/1/oom_score_adj) = 0 ]").await;
+    target
+        .fails("echo 1000 > /proc/1/oom_score_adj && [ $(cat /proc/1/oom_score_adj) = 0 ]")
+        .await;
 });

@@ -32,7 +32,9 @@ attack!(mounts_are_refused, target, {
             "EPERM",
         )
         .await;
-    target.all_answer(&[("open_tree_attr", 467, "-100, b'/', 1, 0, 0")], "EPERM").await;
+    target
+        .all_answer(&[("open_tree_attr", 467, "-100, b'/', 1, 0, 0")], "EPERM")
+        .await;
     target.fails("mount -t cgroup -o memory cgroup /mnt").await;
     target.fails("mount -o remount,rw /proc/sys").await;
 });
@@ -61,14 +63,25 @@ attack!(new_namespaces_are_refused_in_every_way, target, {
             .await;
     }
     // CLONE_NEWTIME
-    target.all_answer(calls![SYS_unshare("0x80")], "EPERM").await;
-    target.all_answer(calls![SYS_clone3("buffer, 64")], "ENOSYS").await;
-    target.all_answer(calls![SYS_setns("os.open('/proc/self/ns/net', 0), 0")], "EPERM").await;
+    target
+        .all_answer(calls![SYS_unshare("0x80")], "EPERM")
+        .await;
+    target
+        .all_answer(calls![SYS_clone3("buffer, 64")], "ENOSYS")
+        .await;
+    target
+        .all_answer(
+            calls![SYS_setns("os.open('/proc/self/ns/net', 0), 0")],
+            "EPERM",
+        )
+        .await;
     target.fails("unshare --user --map-root-user true").await;
     let output = target.stage.run_as("user", "unshare --user true").await;
     assert!(!output.success(), "{output:?}");
     // What is harmless goes on working: files and file system state of one's own.
-    target.all_answer(calls![SYS_unshare("0x400"), SYS_unshare("0x200")], "ok").await;
+    target
+        .all_answer(calls![SYS_unshare("0x400"), SYS_unshare("0x200")], "ok")
+        .await;
 });
 
 attack!(keyrings_are_refused, target, {
@@ -115,7 +128,7 @@ attack!(io_uring_is_refused, target, {
         .await;
 });
 
-/// "sys_module" and kin.
+// "sys_module" and kin.
 attack!(changing_the_kernel_or_the_host_is_refused, target, {
     target
         .all_answer(
@@ -154,17 +167,26 @@ attack!(changing_the_kernel_or_the_host_is_refused, target, {
         .await;
 });
 
-/// "shocker": opening the host's files by number.
+// "shocker": opening the host's files by number.
 attack!(open_by_handle_is_refused, target, {
-    target.all_answer(calls![SYS_open_by_handle_at("0, buffer, 0")], "EPERM").await;
+    target
+        .all_answer(calls![SYS_open_by_handle_at("0, buffer, 0")], "EPERM")
+        .await;
 });
 
-/// The numbers of other calling conventions would pass a filter that knows only one.
+// The numbers of other calling conventions would pass a filter that knows only one.
 #[cfg(target_arch = "x86_64")]
 attack!(other_system_call_tables_are_refused, target, {
     // x32: the same numbers with a bit set.
-    target.all_answer(&[("x32 getpid", 0x4000_0000 | 39, "")], "ENOSYS").await;
-    target.all_answer(&[("x32 mount", 0x4000_0000 | 165, "0, 0, 0, 0, 0")], "ENOSYS").await;
+    target
+        .all_answer(&[("x32 getpid", 0x4000_0000 | 39, "")], "ENOSYS")
+        .await;
+    target
+        .all_answer(
+            &[("x32 mount", 0x4000_0000 | 165, "0, 0, 0, 0, 0")],
+            "ENOSYS",
+        )
+        .await;
     // i386: `int $0x80`, here getpid, harmless if it worked. The process is killed.
     target
         .works(
@@ -182,8 +204,17 @@ gcc -o /tmp/i386 /tmp/i386.c"#,
 
 attack!(proc_tells_and_commands_nothing_of_the_host, target, {
     for path in [
-        "kcore", "keys", "key-users", "timer_list", "sched_debug", "kmsg", "kallsyms", "slabinfo",
-        "kpagecount", "kpageflags", "latency_stats",
+        "kcore",
+        "keys",
+        "key-users",
+        "timer_list",
+        "sched_debug",
+        "kmsg",
+        "kallsyms",
+        "slabinfo",
+        "kpagecount",
+        "kpageflags",
+        "latency_stats",
     ] {
         let output = target.run(&format!("head -c 100 /proc/{path}")).await;
         assert_eq!(output.stdout, "", "/proc/{path} tells: {output:?}");
@@ -205,7 +236,9 @@ attack!(proc_tells_and_commands_nothing_of_the_host, target, {
     ] {
         // A masked file takes anything and does nothing; all others refuse.
         let output = target
-            .run(&format!("[ -c {path} ] || ( echo '{value}' > {path} ) 2>/dev/null && ! [ -c {path} ]"))
+            .run(&format!(
+                "[ -c {path} ] || ( echo '{value}' > {path} ) 2>/dev/null && ! [ -c {path} ]"
+            ))
             .await;
         assert!(!output.success(), "{path} can be written: {output:?}");
     }
@@ -219,13 +252,22 @@ attack!(sys_is_nearly_empty_and_read_only, target, {
         assert!(expected, "{line} is in the box");
     }
     target.fails("touch /sys/x").await;
-    target.fails("echo 0 > /sys/devices/system/cpu/cpu1/online").await;
+    target
+        .fails("echo 0 > /sys/devices/system/cpu/cpu1/online")
+        .await;
 });
 
-/// CVE-2022-0492.
+// CVE-2022-0492.
 attack!(no_cgroup_file_system_to_abuse, target, {
-    assert_eq!(target.works("grep -c cgroup /proc/mounts || true").await, "0\n");
-    let found = target.works("find / -xdev -name release_agent -o -name cgroup.procs | head").await;
+    assert_eq!(
+        target
+            .works("grep -cE ' cgroup2? ' /proc/mounts || true")
+            .await,
+        "0\n"
+    );
+    let found = target
+        .works("find / -xdev -name release_agent -o -name cgroup.procs | head")
+        .await;
     assert_eq!(found, "");
     // And the box does not see where on the host it is.
     let own = target.works("cat /proc/self/cgroup").await;
@@ -251,21 +293,36 @@ attack!(capabilities_are_few_and_never_more, target, {
     // SYS_ADMIN 21, SYS_MODULE 16, SYS_RAWIO 17, SYS_PTRACE 19, NET_ADMIN 12, BPF 39,
     // DAC_READ_SEARCH 2, SYS_RESOURCE 24, SYS_TIME 25, MKNOD 27.
     for number in [21, 16, 17, 19, 12, 39, 2, 24, 25, 27] {
-        assert_eq!(bounding & (1 << number), 0, "capability {number} in {bounding:x}");
+        assert_eq!(
+            bounding & (1 << number),
+            0,
+            "capability {number} in {bounding:x}"
+        );
     }
     // sudo gives root, and root is no more than this.
     let output = target
         .stage
-        .run_as("user", "sudo -n id -u; sudo -n grep CapEff /proc/self/status")
+        .run_as(
+            "user",
+            "sudo -n id -u; sudo -n grep CapEff /proc/self/status",
+        )
         .await;
     let mut lines = output.stdout.lines();
     assert_eq!(lines.next(), Some("0"), "{output:?}");
-    let after = lines.next().and_then(|line| line.split_ascii_whitespace().nth(1));
+    let after = lines
+        .next()
+        .and_then(|line| line.split_ascii_whitespace().nth(1));
     assert_eq!(after, Some(format!("{bounding:016x}").as_str()));
-    let output = target.stage.run_as("user", "sudo -n mount -t tmpfs x /mnt").await;
+    let output = target
+        .stage
+        .run_as("user", "sudo -n mount -t tmpfs x /mnt")
+        .await;
     assert!(!output.success(), "{output:?}");
     // A plain user has nothing.
-    let output = target.stage.run_as("user", "grep CapEff /proc/self/status").await;
+    let output = target
+        .stage
+        .run_as("user", "grep CapEff /proc/self/status")
+        .await;
     assert!(output.stdout.ends_with("0000000000000000\n"), "{output:?}");
 });
 

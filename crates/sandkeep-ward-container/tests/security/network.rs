@@ -29,11 +29,15 @@ print(make(1, socket.SOCK_STREAM), make(2, socket.SOCK_STREAM), make(10, socket.
 });
 
 attack!(nothing_but_loopback, target, {
-    let devices = target.works("tail -n +3 /proc/net/dev | cut -d: -f1 | xargs").await;
+    let devices = target
+        .works("tail -n +3 /proc/net/dev | cut -d: -f1 | xargs")
+        .await;
     assert_eq!(devices, "lo\n");
     for address in ["192.0.2.1", "169.254.169.254", "10.0.0.1"] {
         target
-            .fails(&format!("timeout 5 bash -c 'exec 3<>/dev/tcp/{address}/80'"))
+            .fails(&format!(
+                "timeout 5 bash -c 'exec 3<>/dev/tcp/{address}/80'"
+            ))
             .await;
     }
     for command in [
@@ -67,17 +71,22 @@ print(ping.recv(100)[0])",
     assert_eq!(answers, "hello\n0\n");
     let output = target
         .stage
-        .run_as("user", "python3 -c \"import socket; socket.create_server(('127.0.0.1', 81))\"")
+        .run_as(
+            "user",
+            "python3 -c \"import socket; socket.create_server(('127.0.0.1', 81))\"",
+        )
         .await;
     assert!(output.success(), "{output:?}");
 });
 
-/// Services of the host that trust whoever comes from 127.0.0.1.
+// Services of the host that trust whoever comes from 127.0.0.1.
 attack!(loopback_services_of_the_host_are_out_of_reach, target, {
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
     target
-        .fails(&format!("timeout 5 bash -c 'exec 3<>/dev/tcp/127.0.0.1/{port}'"))
+        .fails(&format!(
+            "timeout 5 bash -c 'exec 3<>/dev/tcp/127.0.0.1/{port}'"
+        ))
         .await;
     let name = format!("sandkeep-test-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();

@@ -70,18 +70,26 @@ attack!(the_host_name_is_its_own, target, {
 attack!(shared_memory_of_the_host_is_not_there, target, {
     let made = Command::new("ipcmk").args(["-M", "4096"]).output().unwrap();
     let text = String::from_utf8_lossy(&made.stdout).into_owned();
-    let id = text.rsplit(' ').next().unwrap_or_default().trim().to_owned();
+    let id = text
+        .rsplit(' ')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_owned();
     let seen = target.works("cat /proc/sysvipc/shm | wc -l").await;
     Command::new("ipcrm").args(["-m", &id]).output().unwrap();
     assert!(made.status.success(), "{made:?}");
     assert_eq!(seen.trim(), "1", "only the heading");
 });
 
-/// With a limit of 0 the kernel would still start a `|program` of the host.
+// With a limit of 0 the kernel would still start a `|program` of the host.
 attack!(a_crash_starts_nothing_on_the_host, target, {
     let limit = "grep 'Max core' /proc/self/limits | tr -s ' ' | cut -d' ' -f5,6";
     assert_eq!(target.works(limit).await, "1 1\n");
-    assert_eq!(target.works(&format!("ulimit -c 0; {limit}")).await, "1 1\n");
+    assert_eq!(
+        target.works(&format!("ulimit -c 0; {limit}")).await,
+        "1 1\n"
+    );
     let set = target
         .python(
             "import resource
@@ -90,6 +98,8 @@ print(resource.getrlimit(resource.RLIMIT_CORE))",
         )
         .await;
     assert_eq!(set, "(1, 1)\n");
-    target.works("cd /tmp; sh -c 'kill -SEGV $$'; ls | grep -c core; true").await;
+    target
+        .works("cd /tmp; sh -c 'kill -SEGV $$'; ls | grep -c core; true")
+        .await;
     assert_eq!(target.works("find /tmp -name 'core*' | wc -l").await, "0\n");
 });

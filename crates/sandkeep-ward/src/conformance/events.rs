@@ -52,5 +52,7 @@ pub async fn a_destroyed_box_is_no_news(bench: &dyn Bench) {
         matches!(&event, WardEvent::Exited { id, .. } if *id == second.id),
         "{event:?}"
     );
-    ward.destroy(&second.id).await.expect("the box is destroyed");
+    ward.destroy(&second.id)
+        .await
+        .expect("the box is destroyed");
 }

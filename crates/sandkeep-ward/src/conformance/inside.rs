@@ -69,9 +69,9 @@ async fn talk(ward: &dyn Ward, id: &SandboxId, user: &str, command: &str) -> Out
     let mut exit_code = None;
     while let Some(event) = stream.next().await.expect("the command can be followed") {
         match event {
-            wire::ProcessEvent::Data(
-                wire::Output::Stdout(bytes) | wire::Output::Pty(bytes),
-            ) => stdout.extend_from_slice(&bytes.0),
+            wire::ProcessEvent::Data(wire::Output::Stdout(bytes) | wire::Output::Pty(bytes)) => {
+                stdout.extend_from_slice(&bytes.0);
+            }
             wire::ProcessEvent::Data(wire::Output::Stderr(bytes)) => {
                 stderr.extend_from_slice(&bytes.0);
             }

@@ -16,7 +16,11 @@ pub async fn checks_find_nothing_missing(bench: &dyn Bench) {
     for check in checks {
         assert_ne!(check.verdict, Verdict::Missing, "{check:?}");
         assert!(!check.found.is_empty(), "{check:?}");
-        assert_eq!(check.fix.is_some(), check.verdict != Verdict::Ok, "{check:?}");
+        assert_eq!(
+            check.fix.is_some(),
+            check.verdict != Verdict::Ok,
+            "{check:?}"
+        );
     }
 }
 
@@ -56,7 +60,10 @@ pub async fn unknown_boxes_are_not_found(bench: &dyn Bench) {
     let ward = bench.ward();
     let id = SandboxId::random();
     let connected = ward.connect(&id).await;
-    assert_eq!(connected.err().map(|error| error.code), Some(Code::NotFound));
+    assert_eq!(
+        connected.err().map(|error| error.code),
+        Some(Code::NotFound)
+    );
     let usage = ward.usage(&id).await.expect_err("no box, no usage");
     assert_eq!(usage.code, Code::NotFound);
     let limits = ward.set_limits(&id, &SMALL).await;
@@ -84,7 +91,10 @@ pub async fn destroy_leaves_nothing(bench: &dyn Bench) {
         .run("for n in 1 2 3; do (trap '' TERM HUP; setsid sleep 1000 >/dev/null 2>&1 &) ; done")
         .await;
     assert!(output.success(), "{output:?}");
-    assert!(!bench.traces(&stage.live).is_empty(), "a live box has traces");
+    assert!(
+        !bench.traces(&stage.live).is_empty(),
+        "a live box has traces"
+    );
     stage
         .ward
         .destroy(&stage.live.id)
@@ -92,7 +102,10 @@ pub async fn destroy_leaves_nothing(bench: &dyn Bench) {
         .expect("the box is destroyed");
     assert_eq!(bench.traces(&stage.live), Vec::<String>::new());
     let connected = stage.ward.connect(&stage.live.id).await;
-    assert_eq!(connected.err().map(|error| error.code), Some(Code::NotFound));
+    assert_eq!(
+        connected.err().map(|error| error.code),
+        Some(Code::NotFound)
+    );
 }
 
 pub async fn destroying_twice_is_no_error(bench: &dyn Bench) {
@@ -135,7 +148,10 @@ pub async fn many_boxes_side_by_side(bench: &dyn Bench) {
             .next()
             .and_then(|count| count.parse().ok())
             .expect("a count");
-        assert!(seen < COUNT, "a box sees only its own processes: {output:?}");
+        assert!(
+            seen < COUNT,
+            "a box sees only its own processes: {output:?}"
+        );
     }
     let mut tasks = tokio::task::JoinSet::new();
     for (live, _) in all {

@@ -18,9 +18,15 @@ pub async fn a_box_is_adopted_after_a_restart(bench: &dyn Bench) {
 
     let ward = bench.ward();
     let mut events = ward.events().expect("nobody has taken the events");
-    assert_eq!(ward.adopt(&live).await.expect("it is looked for"), Adoption::Alive);
+    assert_eq!(
+        ward.adopt(&live).await.expect("it is looked for"),
+        Adoption::Alive
+    );
     // Asking again changes nothing.
-    assert_eq!(ward.adopt(&live).await.expect("it is looked for"), Adoption::Alive);
+    assert_eq!(
+        ward.adopt(&live).await.expect("it is looked for"),
+        Adoption::Alive
+    );
     let output = run(ward.as_ref(), &live.id, "cat /run/note").await;
     assert_eq!(output.stdout, "here\n", "the same box, with its memory");
     ward.set_limits(&live.id, &SMALL)
@@ -51,7 +57,10 @@ pub async fn a_dead_box_is_gone(bench: &dyn Bench) {
     drop(ward);
     bench.kill(&live);
     let ward = bench.ward();
-    assert_eq!(ward.adopt(&live).await.expect("it is looked for"), Adoption::Gone);
+    assert_eq!(
+        ward.adopt(&live).await.expect("it is looked for"),
+        Adoption::Gone
+    );
     assert_eq!(bench.traces(&live), Vec::<String>::new());
 }
 
@@ -64,7 +73,10 @@ pub async fn sweep_clears_the_unknown_only(bench: &dyn Bench) {
     drop(ward);
 
     let ward = bench.ward();
-    assert_eq!(ward.adopt(&kept).await.expect("it is looked for"), Adoption::Alive);
+    assert_eq!(
+        ward.adopt(&kept).await.expect("it is looked for"),
+        Adoption::Alive
+    );
     let known = HashSet::from([kept.id.clone()]);
     let swept = ward.sweep(&known).await.expect("the host is swept");
     assert!(swept.processes >= 1, "{swept:?}");
@@ -75,9 +87,14 @@ pub async fn sweep_clears_the_unknown_only(bench: &dyn Bench) {
     drop(ward);
     let ward = bench.ward();
     ward.sweep(&known).await.expect("the host is swept");
-    assert_eq!(ward.adopt(&kept).await.expect("it is looked for"), Adoption::Alive);
+    assert_eq!(
+        ward.adopt(&kept).await.expect("it is looked for"),
+        Adoption::Alive
+    );
     assert!(run(ward.as_ref(), &kept.id, "true").await.success());
     // A box of this very ward that nobody knows goes like the rest.
-    ward.sweep(&HashSet::new()).await.expect("the host is swept");
+    ward.sweep(&HashSet::new())
+        .await
+        .expect("the host is swept");
     assert_eq!(bench.traces(&kept), Vec::<String>::new());
 }
