@@ -197,9 +197,12 @@ async fn waiting_boxes_survive_a_restart_and_the_surplus_ends() {
     world.forget_ward();
     world.config.pool.size = 2;
     let keeper = world.keeper().await;
+    let kept = until("the surplus is ended", async || {
+        let alive = in_pool(&world);
+        (alive.len() == 2).then_some(alive)
+    })
+    .await;
     pooled(&keeper, 2).await;
-    let kept = in_pool(&world);
-    assert_eq!(kept.len(), 2);
     assert!(kept.iter().all(|id| waiting.contains(id)));
     assert_eq!(world.ward.starts.load(Ordering::SeqCst), 0);
     let made = keeper.create(request()).await.unwrap();
