@@ -1,4 +1,5 @@
 //! Starting processes: what they are given and how their end is told.
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 mod common;
 

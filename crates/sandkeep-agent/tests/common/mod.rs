@@ -1,5 +1,6 @@
 //! A real agent and a small client for it.
 #![allow(dead_code)] // Each test file uses its own part.
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
