@@ -31,6 +31,8 @@ const FIRST_REQUEST: Duration = Duration::from_secs(30);
 /// How long a connection may wait between requests. Longer than the five minutes the SDKs
 /// keep theirs, so that they close first and never send into a connection just closed.
 const IDLE: Duration = Duration::from_secs(330);
+/// The most the head of a request may take; more is answered 431.
+const HEAD_LIMIT: u16 = u16::MAX;
 /// How long requests under way may take after the server was told to stop.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -102,11 +104,13 @@ impl Desk {
         builder
             .http1()
             .timer(TokioTimer::new())
-            .header_read_timeout(IDLE);
+            .header_read_timeout(IDLE)
+            .max_buf_size(HEAD_LIMIT.into());
         builder
             .http2()
             .timer(TokioTimer::new())
             .keep_alive_interval(Duration::from_secs(60))
+            .max_header_list_size(HEAD_LIMIT.into())
             .max_concurrent_streams(256);
         let connection = builder
             .serve_connection_with_upgrades(TokioIo::new(stream), service)

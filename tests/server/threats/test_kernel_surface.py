@@ -44,7 +44,7 @@ def test_user_namespaces_by_unshare(shared_box):
 
 
 def test_user_namespaces_by_clone_and_clone3(shared_box):
-    for flag in (0x10000000, 0x00020000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x02000000, 0x00000080):
+    for flag in (0x10000000, 0x00020000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x02000000):
         answer = syscall(shared_box, f"call(56, {flag} | 17, 0, 0, 0, 0)")
         assert denied(answer), (hex(flag), answer)
     assert "ENOSYS" in syscall(shared_box, "call(435, ctypes.create_string_buffer(88), 88)")
@@ -52,7 +52,7 @@ def test_user_namespaces_by_clone_and_clone3(shared_box):
 
 def test_setns_into_anything(shared_box):
     for kind in ("mnt", "net", "pid", "user"):
-        assert denied(syscall(shared_box, f"call(308, os.open('/proc/1/ns/{kind}', 0), 0)"))
+        assert denied(syscall(shared_box, f"call(308, os.open('/proc/self/ns/{kind}', 0), 0)"))
 
 
 def test_ptrace_across_boxes(make):
@@ -151,17 +151,11 @@ def test_seccomp_is_on_for_everybody(shared_box):
 
 
 def test_btrfs_subvolumes_do_not_leave_the_quota(shared_box):
-    ran = shared_box.python("""
-        import fcntl, os, struct
-        fd = os.open('/tmp', os.O_RDONLY)
-        for number in (0x5000940e, 0x50009418, 0x50009401, 0x50009417):
-            try:
-                fcntl.ioctl(fd, number - (1 << 32) if number >= 1 << 31 else number, struct.pack('q4088s', 0, b'leave'))
-                print('MADE', hex(number))
-            except OSError as error:
-                print('refused', error.errno)
-    """)
-    assert ran.ok and "MADE" not in ran.out and ran.out.count("refused") == 4, ran
+    """SUBVOL_CREATE, SUBVOL_CREATE_V2, SNAP_CREATE, SNAP_CREATE_V2."""
+    for number in (0x5000940E, 0x50009418, 0x50009401, 0x50009417):
+        buffer = "ctypes.create_string_buffer(b'\\0' * 8 + b'leave', 4096)"
+        answer = syscall(shared_box, f"call(16, os.open('/tmp', os.O_RDONLY), {number}, {buffer})")
+        assert denied(answer), (hex(number), answer)
     assert not shared_box.root("ls /tmp/leave").ok
 
 
