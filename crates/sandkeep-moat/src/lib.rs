@@ -1,6 +1,28 @@
 //! The moat: a box reaches only what its policy names.
 //!
 //! [`policy`] is pure: it says what is allowed and why. The rest enforces it from outside the
-//! box, in a network namespace the host owns and that has no uplink at all.
+//! box, in a network namespace the host owns and that has no uplink at all: `edge` makes that
+//! namespace, `dns` and `proxy` are the only things in it that answer.
 
 pub mod policy;
+
+mod denials;
+mod dns;
+mod edge;
+mod hooks;
+mod limits;
+mod moat;
+mod proxy;
+mod state;
+mod traffic;
+
+pub use denials::{Denial, Via};
+pub use dns::{INSIDE_NAME, UpstreamDns};
+pub use edge::{BOX_V4, BOX_V6, INSIDE_V4};
+pub use hooks::{
+    BoxFuture, ConnectionRecord, Hooks, Inside, Interceptor, NoHooks, Phase, Place, Visit,
+};
+pub use moat::{AttachSpec, BoxMoat, Moat, MoatConfig};
+pub use proxy::{BoxStream, DialError, Intercepted, Wayout, refusal};
+pub use state::{BoxView, Patience, Why};
+pub use traffic::Traffic;

@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn names_ports_and_requests() {
         let p = policy(
-            json!({"allow": ["a.test:443", "*.b.test", {"to": "c.test", "http": [{"methods": ["GET"], "path": "/v1/*"}]}]}),
+            &json!({"allow": ["a.test:443", "*.b.test", {"to": "c.test", "http": [{"methods": ["GET"], "path": "/v1/*"}]}]}),
         );
         assert!(allowed(&p, "GET", "https://a.test/x"));
         assert!(!allowed(&p, "GET", "http://a.test/x"));

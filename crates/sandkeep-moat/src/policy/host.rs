@@ -44,6 +44,14 @@ impl Host {
         }
     }
 
+    /// The address, when it is one.
+    pub const fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Address(address) => Some(*address),
+            Self::Name(_) => None,
+        }
+    }
+
     /// Whether this is `domain` itself or below it, by whole labels.
     pub fn is_below(&self, domain: &str) -> bool {
         self.name().is_some_and(|name| {

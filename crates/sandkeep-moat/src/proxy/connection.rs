@@ -1,0 +1,450 @@
+//! One connection of a box, from accept to end.
+
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+
+use socket2::SockRef;
+use tokio::{
+    net::TcpStream,
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    copy, dial,
+    dial::DialError,
+    hello::{self, Hello, MAX_HELLO},
+    http,
+    meter::{Flow, Meter},
+    peek::{Kind, Peeked, peek, read_more},
+    seam::Intercepted,
+    stream::BoxStream,
+    verdict::{Basis, ByAddress, Sight, by_address, names_may_help},
+};
+use crate::{
+    denials::Via,
+    dns,
+    edge::{INSIDE_V4, original_destination},
+    hooks::Place,
+    policy::{Decision, Host, Policy},
+    state::{Attempt, BoxState, Patience},
+};
+
+/// A client that has something to say says it at once: it is on the same machine. One that says
+/// nothing for this long waits for the server, if the address alone allows that.
+const SERVER_FIRST_AFTER: Duration = Duration::from_millis(50);
+const METADATA: [u8; 4] = [169, 254, 169, 254];
+
+pub(super) struct Connection {
+    pub state: Arc<BoxState>,
+    pub socket: Arc<TcpStream>,
+    pub to: SocketAddr,
+    pub meter: Arc<Meter>,
+    pub head: Vec<u8>,
+    pub watch: watch::Receiver<Arc<Policy>>,
+}
+
+/// A refusal with the words for it.
+pub(super) struct No {
+    pub why: String,
+    pub hint: String,
+}
+
+impl No {
+    pub fn new(why: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            hint: hint.into(),
+        }
+    }
+}
+
+/// Ends it with a reset: the box learns at once, and nothing lingers.
+pub(super) fn reset(socket: &TcpStream) {
+    // If the socket is gone already, so is what was to be reset.
+    drop(SockRef::from(socket).set_linger(Some(Duration::ZERO)));
+}
+
+/// Serves one accepted connection.
+pub async fn serve(state: Arc<BoxState>, stream: TcpStream) {
+    let Ok(to) = original_destination(&stream) else {
+        reset(&stream);
+        return;
+    };
+    // Slower small writes are the only loss when this fails.
+    drop(stream.set_nodelay(true));
+    if to.port() == 53 {
+        let gone = state.gone.clone();
+        // How it ends is the asker's affair.
+        drop(gone.run_until_cancelled(dns::stream(&state, stream)).await);
+        return;
+    }
+    let mut watch = state.watch();
+    let policy = Arc::clone(&watch.borrow_and_update());
+    let permit = match state.limiter.connection(&policy.limits) {
+        Ok(permit) => permit,
+        Err(why) => {
+            let attempt = Attempt {
+                via: Via::Tcp,
+                host: to.ip().to_string(),
+                port: to.port(),
+            };
+            state.deny(&attempt, why, "close connections that are not needed, or ask for larger `limits` in the policy of this box".to_owned());
+            reset(&stream);
+            return;
+        }
+    };
+    let connection = Connection {
+        meter: Arc::new(Meter::new(Arc::clone(&state), permit)),
+        socket: Arc::new(stream),
+        state,
+        to,
+        head: Vec::new(),
+        watch,
+    };
+    let socket = Arc::clone(&connection.socket);
+    let gone = connection.state.gone.clone();
+    let finished = gone.run_until_cancelled(connection.run(&policy)).await;
+    if !matches!(finished, Some(End::Clean)) {
+        reset(&socket);
+    }
+}
+
+/// How a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Clean,
+    Reset,
+}
+
+impl Connection {
+    async fn run(mut self, policy: &Policy) -> End {
+        if let Some(place) = self.place() {
+            return self.inside(place).await;
+        }
+        if let Some(found) = self.state.guard().refuses(self.to.ip()) {
+            let no = No::new(
+                format!(
+                    "{} is {}, which no box may reach",
+                    self.to.ip(),
+                    found.words()
+                ),
+                "only the operator of this server can open such a range (`allow_private`)",
+            );
+            return self.refuse(Via::Tcp, &Host::from(self.to.ip()), no);
+        }
+        let by_address = by_address(&self.state, policy, self.to);
+        let patience = if by_address.is_none() && names_may_help(policy, self.to.port()) {
+            self.patience().name_within
+        } else {
+            SERVER_FIRST_AFTER
+        };
+        let decide_within = self.patience().decide_within;
+        match peek(&self.socket, &mut self.head, patience, decide_within).await {
+            Ok(Peeked::Kind(kind)) => self.decide(kind, by_address, policy).await,
+            Ok(Peeked::Silent) => match by_address {
+                Some(found) => self.server_first(found).await,
+                None => {
+                    self.refuse_address("it said nothing, and its address alone is not allowed")
+                }
+            },
+            Ok(Peeked::Closed) if by_address.is_some() => End::Clean,
+            Ok(Peeked::Closed) => {
+                self.refuse_address("it said nothing, and its address alone is not allowed")
+            }
+            Ok(Peeked::Unfinished) => {
+                self.refuse_address("it began a request and did not finish it")
+            }
+            Err(_) => End::Reset,
+        }
+    }
+
+    fn place(&self) -> Option<Place> {
+        let ours = match self.to.ip() {
+            ip if ip == INSIDE_V4 => Place::Internal,
+            ip if ip == std::net::IpAddr::from(METADATA) => Place::Metadata,
+            _ => return None,
+        };
+        (self.to.port() == 80).then_some(ours)
+    }
+
+    fn patience(&self) -> Patience {
+        self.state.shared.patience
+    }
+
+    async fn inside(mut self, place: Place) -> End {
+        let Some(inside) = self.state.shared.inside.clone() else {
+            return self.refuse_address("nothing is served there");
+        };
+        let stream = self.stream();
+        http::serve_inside(&self.state, inside, place, stream).await
+    }
+
+    /// The connection as a stream, beginning with what was read already.
+    pub(super) fn stream(&mut self) -> BoxStream {
+        BoxStream::new(
+            Arc::clone(&self.socket),
+            std::mem::take(&mut self.head),
+            Arc::clone(&self.meter),
+        )
+    }
+
+    async fn decide(self, kind: Kind, by_address: Option<ByAddress>, policy: &Policy) -> End {
+        let by_rule = by_address.clone().filter(ByAddress::is_by_rule);
+        match kind {
+            Kind::Tls => self.tls(by_rule, policy).await,
+            Kind::Http1 => http::serve(self, by_rule).await,
+            Kind::Http2 | Kind::Odd => match by_rule {
+                Some(found) => self.pass(Via::Tcp, found, None).await,
+                None => self.refuse_address(
+                    "HTTP/2 without TLS hides which host each request is for, and so does malformed HTTP",
+                ),
+            },
+            Kind::Raw => match by_address {
+                Some(found) => self.pass(Via::Tcp, found, None).await,
+                None => self.refuse_address("its address is not allowed, and it names no host"),
+            },
+        }
+    }
+
+    async fn tls(mut self, by_rule: Option<ByAddress>, policy: &Policy) -> End {
+        let hello = match self.read_hello().await {
+            Ok(hello) => hello,
+            Err(_) if by_rule.is_some() => Hello {
+                server: None,
+                encrypted: false,
+            },
+            Err(why) => return self.refuse_address(why),
+        };
+        let port = self.to.port();
+        let Some(host) = hello.server else {
+            return match by_rule {
+                Some(found) => self.pass(Via::Tls, found, None).await,
+                None => self.refuse_address(
+                    "it is TLS without a server name (SNI), and its address is not allowed",
+                ),
+            };
+        };
+        let wanted = self.state.shared.interceptor.clone().filter(|interceptor| {
+            policy.needs_interception(&host, port)
+                || interceptor.wants(&self.state.id, &host, port, policy)
+        });
+        let sight = if wanted.is_some() {
+            Sight::Seen
+        } else {
+            Sight::Unseen
+        };
+        let basis = Basis::Name(host.clone());
+        match basis.decide(port, sight, policy, self.state.guard()) {
+            // Where everything is open a hidden name hides nothing from the policy.
+            Decision::Allow { rule } if hello.encrypted && rule != "open" && by_rule.is_none() => {
+                let no = No::new(
+                    "its ClientHello is encrypted (ECH), so the real host can not be seen",
+                    "switch ECH off in this program; our resolver gives out no keys for it",
+                );
+                self.refuse(Via::Tls, &host, no)
+            }
+            Decision::Allow { rule } => match wanted {
+                Some(interceptor) => self.intercept(interceptor, basis, rule).await,
+                None => self.pass(Via::Tls, ByAddress { basis, rule }, None).await,
+            },
+            Decision::Deny { why, hint } => match by_rule {
+                Some(found) => self.pass(Via::Tls, found, None).await,
+                None => self.refuse(Via::Tls, &host, No { why, hint }),
+            },
+        }
+    }
+
+    async fn read_hello(&mut self) -> Result<Hello, &'static str> {
+        let until = Instant::now() + self.patience().decide_within;
+        loop {
+            if let Some(hello) = hello::parse(&self.head)? {
+                return Ok(hello);
+            }
+            if self.head.len() > MAX_HELLO {
+                return Err("its ClientHello is too large");
+            }
+            match timeout_at(until, read_more(&self.socket, &mut self.head)).await {
+                Ok(Ok(count)) if count > 0 => {}
+                _ => return Err("its ClientHello did not come to an end"),
+            }
+        }
+    }
+
+    /// The client waits for the server. Dials, and then whoever speaks first decides: a server
+    /// that greets is passed on, a client that speaks after all is decided by what it says.
+    async fn server_first(mut self, found: ByAddress) -> End {
+        let upstream = match self.dial(&found.basis).await {
+            Ok(upstream) => upstream,
+            Err(error) => return self.undialled(Via::Tcp, &found.basis.host(), error),
+        };
+        let mut watch = self.watch.clone();
+        let greeted = {
+            let wait = async {
+                tokio::select! {
+                    _ = upstream.readable() => true,
+                    _ = self.socket.readable() => false,
+                }
+            };
+            match supervised(&mut watch, &self, &found.basis, Sight::Unseen, wait).await {
+                Some(greeted) => greeted,
+                None => return End::Reset,
+            }
+        };
+        if greeted {
+            return self.pass(Via::Tcp, found, Some(upstream)).await;
+        }
+        let policy = self.state.policy();
+        self.watch = watch;
+        let Patience {
+            name_within,
+            decide_within,
+            ..
+        } = self.patience();
+        match peek(&self.socket, &mut self.head, name_within, decide_within).await {
+            Ok(Peeked::Kind(Kind::Raw)) => self.pass(Via::Tcp, found, Some(upstream)).await,
+            Ok(Peeked::Kind(kind)) => {
+                drop(upstream);
+                let again = by_address(&self.state, &policy, self.to);
+                Box::pin(self.decide(kind, again, &policy)).await
+            }
+            Ok(Peeked::Closed) => self.pass(Via::Tcp, found, Some(upstream)).await,
+            _ => End::Reset,
+        }
+    }
+
+    pub(super) async fn dial(&self, basis: &Basis) -> Result<TcpStream, DialError> {
+        let port = self.to.port();
+        match basis {
+            Basis::Address(address) | Basis::NameAt(_, address) => {
+                dial::address(&self.state, *address, port).await
+            }
+            Basis::Name(host) => dial::name(&self.state, host, port, Some(self.to.ip())).await,
+        }
+    }
+
+    /// Passes the bytes on, unseen.
+    async fn pass(mut self, via: Via, found: ByAddress, dialled: Option<TcpStream>) -> End {
+        let basis = found.basis;
+        let upstream = match dialled {
+            Some(upstream) => upstream,
+            None => match self.dial(&basis).await {
+                Ok(upstream) => upstream,
+                Err(error) => return self.undialled(via, &basis.host(), error),
+            },
+        };
+        let flow = Flow::open(
+            &self.meter,
+            via,
+            basis.host(),
+            self.to.port(),
+            found.rule,
+            false,
+        );
+        if let Ok(peer) = upstream.peer_addr() {
+            flow.dialled(peer.ip());
+        }
+        let head = std::mem::take(&mut self.head);
+        let mut watch = self.watch.clone();
+        let work = copy::both_ways(&self.socket, &upstream, head, &self.meter);
+        let done = supervised(&mut watch, &self, &basis, Sight::Unseen, work).await;
+        match done {
+            Some(Ok(())) => End::Clean,
+            _ => {
+                reset(&upstream);
+                End::Reset
+            }
+        }
+    }
+
+    async fn intercept(
+        mut self,
+        interceptor: Arc<dyn crate::hooks::Interceptor>,
+        basis: Basis,
+        rule: String,
+    ) -> End {
+        let host = basis.host();
+        let flow = Flow::open(
+            &self.meter,
+            Via::Tls,
+            host.clone(),
+            self.to.port(),
+            rule,
+            true,
+        );
+        let intercepted = Intercepted::new(
+            self.stream(),
+            host,
+            self.to,
+            Arc::clone(&self.state),
+            Arc::new(flow),
+        );
+        let mut watch = self.watch.clone();
+        let work = interceptor.serve(intercepted);
+        match supervised(&mut watch, &self, &basis, Sight::Seen, work).await {
+            Some(()) => End::Clean,
+            None => End::Reset,
+        }
+    }
+
+    pub(super) fn undialled(&self, via: Via, host: &Host, error: DialError) -> End {
+        match error {
+            DialError::Refused { why, hint } => self.refuse(via, host, No { why, hint }),
+            DialError::Failed(error) => {
+                tracing::debug!(box_id = %self.state.id, %host, port = self.to.port(), %error, "not reached");
+                End::Reset
+            }
+        }
+    }
+
+    fn refuse_address(&self, why: &str) -> End {
+        let address = Host::from(self.to.ip());
+        let hint = format!(
+            "use a name the policy allows, or ask for \"{address}:{}\" to be added to the policy of this box",
+            self.to.port()
+        );
+        self.refuse(Via::Tcp, &address, No::new(why, hint))
+    }
+
+    pub(super) fn refuse(&self, via: Via, host: &Host, no: No) -> End {
+        let attempt = Attempt {
+            via,
+            host: host.to_string(),
+            port: self.to.port(),
+        };
+        self.state.deny(&attempt, no.why, no.hint);
+        End::Reset
+    }
+}
+
+/// Does the work until it is done (`Some`) or the policy no longer bears it (`None`).
+pub(super) async fn supervised<T>(
+    watch: &mut watch::Receiver<Arc<Policy>>,
+    connection: &Connection,
+    basis: &Basis,
+    sight: Sight,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let (state, port) = (&connection.state, connection.to.port());
+    cut_when(watch, work, |policy| {
+        basis
+            .decide(port, sight, policy, state.guard())
+            .is_allowed()
+    })
+    .await
+}
+
+pub(super) async fn cut_when<T>(
+    watch: &mut watch::Receiver<Arc<Policy>>,
+    work: impl Future<Output = T>,
+    holds: impl Fn(&Policy) -> bool,
+) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    // The policy may have changed between the decision and now.
+    while holds(&Arc::clone(&watch.borrow_and_update())) {
+        tokio::select! {
+            done = &mut work => return Some(done),
+            changed = watch.changed() => changed.ok()?,
+        }
+    }
+    None
+}

@@ -1,0 +1,150 @@
+//! Dialling out, to nothing but checked addresses.
+
+use std::{io, net::IpAddr, time::Duration};
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+
+use crate::{
+    policy::{Decision, Host},
+    state::BoxState,
+};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How long one address has before the next is tried beside it.
+const HEAD_START: Duration = Duration::from_millis(250);
+const MAX_TRIED: usize = 8;
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub enum DialError {
+    /// The policy or the guard says no.
+    Refused { why: String, hint: String },
+    /// The other side can not be reached.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for DialError {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Resolves the name here and dials what was resolved. `seen`, the address the box dialled, goes
+/// first when it is one of them.
+pub async fn name(
+    state: &BoxState,
+    host: &Host,
+    port: u16,
+    seen: Option<IpAddr>,
+) -> Result<TcpStream, DialError> {
+    let found = match host {
+        Host::Address(address) => vec![*address],
+        Host::Name(_) => state.shared.resolver.addresses(host).await?,
+    };
+    let policy = state.policy();
+    let mut refusal = None;
+    let mut good = Vec::new();
+    for address in found {
+        match policy.allows_resolved(host, port, address, state.guard()) {
+            Decision::Allow { .. } => good.push(address),
+            Decision::Deny { why, hint } => refusal = Some(DialError::Refused { why, hint }),
+        }
+    }
+    if good.is_empty() {
+        return Err(refusal.unwrap_or_else(|| DialError::Refused {
+            why: format!("{host} has no address a box may reach"),
+            hint: "check the name; addresses inside private networks are never reached".to_owned(),
+        }));
+    }
+    Ok(race(&in_turn(&good, seen), port).await?)
+}
+
+/// Dials one address that a rule names or our resolver gave.
+pub async fn address(state: &BoxState, address: IpAddr, port: u16) -> Result<TcpStream, DialError> {
+    if let Some(found) = state.guard().refuses(address) {
+        return Err(DialError::Refused {
+            why: format!("{address} is {}, which no box may reach", found.words()),
+            hint: "only the operator of this server can open such a range (`allow_private`)"
+                .to_owned(),
+        });
+    }
+    Ok(race(&[address], port).await?)
+}
+
+/// The families take turns, so that a broken one costs little.
+fn in_turn(addresses: &[IpAddr], first: Option<IpAddr>) -> Vec<IpAddr> {
+    let first = first.filter(|address| addresses.contains(address));
+    let rest = |v6: bool| {
+        addresses
+            .iter()
+            .copied()
+            .filter(move |address| address.is_ipv6() == v6 && Some(*address) != first)
+    };
+    let (mut v6, mut v4) = (rest(true), rest(false));
+    let mut order: Vec<IpAddr> = first.into_iter().collect();
+    loop {
+        let before = order.len();
+        order.extend(v6.next());
+        order.extend(v4.next());
+        if order.len() == before {
+            order.truncate(MAX_TRIED);
+            return order;
+        }
+    }
+}
+
+async fn race(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
+    let stream = timeout(DEADLINE, async {
+        let mut waiting = addresses.iter().copied();
+        let mut tries = JoinSet::new();
+        let mut last: io::Error = io::ErrorKind::AddrNotAvailable.into();
+        loop {
+            if let Some(address) = waiting.next() {
+                tries.spawn(TcpStream::connect((address, port)));
+            }
+            let next = tries.join_next();
+            let done = if waiting.len() == 0 {
+                next.await
+            } else {
+                match timeout(HEAD_START, next).await {
+                    Ok(done) => done,
+                    Err(_) => continue,
+                }
+            };
+            match done {
+                Some(Ok(Ok(stream))) => return Ok(stream),
+                Some(Ok(Err(error))) => last = error,
+                Some(Err(error)) => last = io::Error::other(error),
+                None => return Err(last),
+            }
+        }
+    })
+    .await??;
+    stream.set_nodelay(true)?;
+    // A peer that vanished is noticed some day, also on a quiet connection.
+    SockRef::from(&stream).set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(KEEPALIVE)
+            .with_interval(KEEPALIVE / 4),
+    )?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_take_turns_after_the_one_seen() {
+        let a: Vec<IpAddr> = ["1.1.1.1", "1.1.1.2", "2606::1", "2606::2"]
+            .iter()
+            .map(|text| text.parse().unwrap())
+            .collect();
+        assert_eq!(in_turn(&a, Some(a[1])), [a[1], a[2], a[0], a[3]]);
+        assert_eq!(
+            in_turn(&a, Some("9.9.9.9".parse().unwrap())),
+            [a[2], a[0], a[3], a[1]]
+        );
+    }
+}

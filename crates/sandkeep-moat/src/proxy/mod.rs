@@ -1,0 +1,20 @@
+//! The egress proxy: every TCP connection of a box ends here and goes on only if its policy
+//! says so.
+
+mod connection;
+mod copy;
+mod dial;
+mod hello;
+mod http;
+mod meter;
+mod peek;
+pub mod refusal;
+mod seam;
+mod stream;
+mod verdict;
+
+pub use dial::DialError;
+pub use seam::{Intercepted, Wayout};
+pub use stream::BoxStream;
+
+pub(crate) use connection::serve;

@@ -1,0 +1,43 @@
+//! Refusals an agent can act on.
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Response, StatusCode,
+    header::{CONNECTION, CONTENT_TYPE},
+};
+use http_body_util::Full;
+use serde_json::json;
+
+/// The 403 of the moat. The connection ends after it.
+pub fn denied(host: &str, why: &str, hint: &str) -> Response<Full<Bytes>> {
+    let body = json!({
+        "error": "egress_denied",
+        "host": host,
+        "rule": null,
+        "why": why,
+        "hint": hint,
+    });
+    answer(StatusCode::FORBIDDEN, &body)
+}
+
+/// The host is allowed but does not answer.
+pub fn unreachable(host: &str, why: &str) -> Response<Full<Bytes>> {
+    let body = json!({
+        "error": "upstream_unreachable",
+        "host": host,
+        "why": why,
+        "hint": "the policy lets this host through; try again later",
+    });
+    answer(StatusCode::BAD_GATEWAY, &body)
+}
+
+fn answer(status: StatusCode, body: &serde_json::Value) -> Response<Full<Bytes>> {
+    let mut text = body.to_string();
+    text.push('\n');
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}

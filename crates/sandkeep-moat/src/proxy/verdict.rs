@@ -1,0 +1,105 @@
+//! What a connection stands on, and whether that still holds.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::{
+    policy::{AddressGuard, Decision, Host, Policy, Target},
+    state::BoxState,
+};
+
+/// Why a connection was let through. Kept with it, and asked again when the policy changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Basis {
+    /// A rule names the address itself, or everything is open.
+    Address(IpAddr),
+    /// A rule names the name our resolver gave this address for.
+    NameAt(Host, IpAddr),
+    /// A rule names the name the connection itself said.
+    Name(Host),
+}
+
+/// How a name is going to be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sight {
+    /// Requests are seen and decided one by one.
+    Seen,
+    /// Only bytes: rules about requests could not be kept.
+    Unseen,
+}
+
+impl Basis {
+    pub fn host(&self) -> Host {
+        match self {
+            Self::Address(address) => Host::Address(*address),
+            Self::NameAt(host, _) | Self::Name(host) => host.clone(),
+        }
+    }
+
+    /// The decision by this policy.
+    pub fn decide(
+        &self,
+        port: u16,
+        sight: Sight,
+        policy: &Policy,
+        guard: &AddressGuard,
+    ) -> Decision {
+        let host = self.host();
+        let target = Target {
+            host: &host,
+            port,
+            http: None,
+        };
+        let decision = policy.decide(&target, guard);
+        if !decision.is_allowed() {
+            return decision;
+        }
+        if sight == Sight::Unseen && policy.needs_interception(&host, port) {
+            return Decision::Deny {
+                why: format!("only some requests to {host} are allowed, and these can not be seen"),
+                hint: "use HTTP or HTTPS with the name of the host".to_owned(),
+            };
+        }
+        match self {
+            Self::NameAt(_, address) => policy.allows_resolved(&host, port, *address, guard),
+            _ => decision,
+        }
+    }
+}
+
+/// A connection decided by where it goes alone, before it said anything.
+#[derive(Debug, Clone)]
+pub struct ByAddress {
+    pub basis: Basis,
+    pub rule: String,
+}
+
+impl ByAddress {
+    /// Whether what the connection says does not matter, because the address itself is allowed.
+    pub const fn is_by_rule(&self) -> bool {
+        matches!(self.basis, Basis::Address(_))
+    }
+}
+
+pub fn by_address(state: &BoxState, policy: &Policy, to: SocketAddr) -> Option<ByAddress> {
+    let named = state
+        .names_of(to.ip())
+        .into_iter()
+        .map(|host| Basis::NameAt(host, to.ip()));
+    std::iter::once(Basis::Address(to.ip()))
+        .chain(named)
+        .find_map(
+            |basis| match basis.decide(to.port(), Sight::Unseen, policy, state.guard()) {
+                Decision::Allow { rule } => Some(ByAddress { basis, rule }),
+                Decision::Deny { .. } => None,
+            },
+        )
+}
+
+/// Whether a name could still save a connection to this port.
+pub fn names_may_help(policy: &Policy, port: u16) -> bool {
+    policy.standing == crate::policy::Standing::Open
+        || policy
+            .allow
+            .iter()
+            .any(|rule| rule.to.needs_a_name() && rule.ports.contains(port))
+}
