@@ -14,8 +14,18 @@ pub fn local_url(listen: SocketAddr) -> String {
     format!("http://{}", SocketAddr::new(ip, listen.port()))
 }
 
+/// How to call this program: by its name where a shell finds it, else by its path.
+pub fn program() -> String {
+    let named = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join("sandkeep").is_file()));
+    match std::env::current_exe() {
+        Ok(path) if !named => path.display().to_string(),
+        _ => "sandkeep".to_owned(),
+    }
+}
+
 /// URL, key and a first example, ready to be pasted.
-pub fn greeting(listen: SocketAddr, key: &Secret) -> String {
+pub fn greeting(listen: SocketAddr, key: &Secret, program: &str) -> String {
     let url = local_url(listen);
     let key = key.expose();
     format!(
@@ -36,7 +46,7 @@ Sandkeep is ready at {url}
   Or from the shell:
 
     export SANDKEEP_URL={url} SANDKEEP_API_KEY={key}
-    sandkeep run -- echo hello
+    {program} run -- echo hello
 
 Ctrl-C stops the server; boxes go on running and are found again at the next start.
 "
@@ -59,13 +69,18 @@ mod tests {
 
     #[test]
     fn holds_what_the_example_needs() {
-        let text = greeting("127.0.0.1:3000".parse().unwrap(), &Secret::new("e2b_00ff"));
+        let text = greeting(
+            "127.0.0.1:3000".parse().unwrap(),
+            &Secret::new("e2b_00ff"),
+            "/opt/sandkeep",
+        );
         for piece in [
             "http://127.0.0.1:3000",
             "E2B_API_URL=http://127.0.0.1:3000",
             "E2B_SANDBOX_URL=http://127.0.0.1:3000",
             "E2B_API_KEY=e2b_00ff",
             "from e2b import Sandbox",
+            "/opt/sandkeep run -- echo hello",
         ] {
             assert!(text.contains(piece), "{piece} is missing in:\n{text}");
         }

@@ -94,7 +94,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     if args.greet {
         // Nobody may be reading; the server runs all the same.
         let mut stdout = io::stdout().lock();
-        let _ = stdout.write_all(greet::greeting(listen, &key).as_bytes());
+        let _ = stdout.write_all(greet::greeting(listen, &key, &greet::program()).as_bytes());
         let _ = stdout.flush();
     }
 
