@@ -97,9 +97,9 @@ def wait_pool(client: Client, size: int) -> None:
 
 
 def template_root(state: Path) -> Path:
-    for found in sorted(state.glob("pool/*/base")) + sorted(state.glob("pool/*/*/base")):
-        if (found / "bin/bash").exists():
-            return found
+    root = state / "pool" / "templates" / "base" / "root"
+    if (root / "bin/bash").exists():
+        return root
     raise RuntimeError(f"no base template under {state}/pool")
 
 
@@ -150,7 +150,7 @@ def rivals(root: Path, work: Path) -> list[Rival]:
         elif subprocess.run(check, capture_output=True, timeout=60).returncode != 0:
             found.append(Rival(f"{engine} run", [], False, "installed, but no engine answers"))
         elif engine == "podman":
-            command = prefix + ["podman", "run", "--rm", "--network", "none", "--ulimit", "nofile=1024:4096", "--rootfs", f"{root}:O", *inner]
+            command = prefix + ["podman", "run", "--rm", "--network", "none", "--ulimit", "host", "--rootfs", f"{root}:O", *inner]
             found.append(Rival("podman run", command, True))
         else:
             found.append(Rival("docker run", ["docker", "run", "--rm", "--network", "none", "debian:stable-slim", *inner], True))

@@ -5,6 +5,7 @@ Nothing here knows what is inside the server: it is a process with flags, a port
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -73,6 +74,8 @@ class Server:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
             )
+        # A run that breaks off leaves no server behind.
+        atexit.register(self.kill_hard)
         if wait:
             self.wait_ready()
         return self

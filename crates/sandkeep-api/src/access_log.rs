@@ -24,7 +24,8 @@ pub(crate) async fn log(request: Request, next: Next) -> Response {
     let elapsed = start.elapsed();
     let status = response.status().as_u16();
     span.in_scope(|| {
-        tracing::info!(status, ms = elapsed.as_secs_f64() * 1000.0, "answered");
+        let ms = (elapsed.as_secs_f64() * 100_000.0).round() / 100.0;
+        tracing::info!(status, ms, "answered");
     });
     let labels = [
         ("method", method.to_owned()),
