@@ -12,6 +12,7 @@ mod name;
 mod page;
 mod sandbox;
 mod secret;
+mod secret_name;
 mod state;
 mod time;
 mod usage;
@@ -25,6 +26,7 @@ pub use name::{MAX_METADATA_BYTES, NameError, TemplateName, check_env, check_met
 pub use page::{ListFilter, Order, Page, PageToken};
 pub use sandbox::{CreateSandbox, ENVD_VERSION, Expiry, OnTimeout, Sandbox, Template};
 pub use secret::Secret;
+pub use secret_name::SecretName;
 pub use state::{GoneReason, State};
 pub use time::Timestamp;
 pub use usage::{Sample, Usage};
