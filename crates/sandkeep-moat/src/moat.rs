@@ -7,7 +7,6 @@ use sandkeep_model::{Error, Result, SandboxId};
 use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
     sync::Semaphore,
-    task::JoinHandle,
 };
 
 use crate::{
@@ -15,6 +14,7 @@ use crate::{
     dns::{self, Resolver, UpstreamDns},
     edge::{self, Listeners},
     hooks::{Hooks, Inside, Interceptor, NoHooks},
+    intercept::Credential,
     policy::{AddressGuard, Policy},
     proxy,
     state::{BoxState, BoxView, Patience, Shared, Why},
@@ -123,8 +123,10 @@ impl Moat {
                 "the listeners of the moat can not be served: {error}"
             ))
         })?;
-        let server = tokio::spawn(serve(Arc::clone(&state), sockets));
-        Ok(BoxMoat { state, server })
+        let gone = state.gone.clone();
+        let server = serve(Arc::clone(&state), sockets);
+        state.tasks.spawn(gone.run_until_cancelled_owned(server));
+        Ok(BoxMoat { state })
     }
 }
 
@@ -132,7 +134,6 @@ impl Moat {
 #[derive(Debug)]
 pub struct BoxMoat {
     state: Arc<BoxState>,
-    server: JoinHandle<()>,
 }
 
 impl BoxMoat {
@@ -147,6 +148,17 @@ impl BoxMoat {
     /// Holds from now on; open connections it does not bear are reset.
     pub fn set_policy(&self, policy: Policy) {
         self.state.set_policy(policy);
+    }
+
+    /// The certificate the box must trust for hosts under interception, as PEM. Made when first
+    /// asked for; its key never leaves this process, so a box that is adopted gets another one.
+    pub fn ca_pem(&self) -> Result<String> {
+        Ok(self.state.keys.authority(&self.state.id)?.pem().to_owned())
+    }
+
+    /// Holds from the next request on. A credential never adds to what the policy allows.
+    pub fn set_credentials(&self, credentials: Vec<Credential>) {
+        self.state.keys.set_credentials(credentials);
     }
 
     /// Newest first.
@@ -167,14 +179,18 @@ impl BoxMoat {
         BoxView(Arc::clone(&self.state))
     }
 
-    /// Closes everything, as dropping does.
-    pub fn detach(self) {}
+    /// Closes everything and returns when it is closed. Dropping does the same without waiting.
+    pub async fn detach(self) {
+        let tasks = self.state.tasks.clone();
+        drop(self);
+        tasks.wait().await;
+    }
 }
 
 impl Drop for BoxMoat {
     fn drop(&mut self) {
         self.state.gone.cancel();
-        self.server.abort();
+        self.state.tasks.close();
     }
 }
 
@@ -246,7 +262,7 @@ fn take(
 ) -> io::Result<()> {
     match accepted {
         Ok((stream, _)) => {
-            tokio::spawn(proxy::serve(Arc::clone(state), stream));
+            state.tasks.spawn(proxy::serve(Arc::clone(state), stream));
             Ok(())
         }
         // The client gave up first.

@@ -9,12 +9,13 @@ use std::{
 use sandkeep_model::{SandboxId, Timestamp};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     denials::{Denial, Denials, Via},
     dns::{Names, Resolver},
     hooks::{Hooks, Inside, Interceptor},
+    intercept::BoxKeys,
     limits::Limiter,
     policy::{AddressGuard, Explanation, Host, Policy, explain},
     traffic::{Counters, Traffic},
@@ -66,7 +67,10 @@ pub(crate) struct BoxState {
     pub traffic: Counters,
     pub limiter: Arc<Limiter>,
     pub dns_slots: Arc<Semaphore>,
+    pub keys: BoxKeys,
     pub gone: CancellationToken,
+    /// Everything that runs for this box.
+    pub tasks: TaskTracker,
 }
 
 /// Something a box tried.
@@ -89,7 +93,9 @@ impl BoxState {
             traffic: Counters::default(),
             limiter: Arc::new(limiter),
             dns_slots: Arc::new(Semaphore::new(DNS_AT_ONCE)),
+            keys: BoxKeys::default(),
             gone: CancellationToken::new(),
+            tasks: TaskTracker::new(),
         }
     }
 

@@ -39,7 +39,8 @@ fn take(state: &Arc<BoxState>, socket: &Arc<UdpSocket>, bytes: Vec<u8>, from: So
         return;
     };
     let (state, socket) = (Arc::clone(state), Arc::clone(socket));
-    tokio::spawn(async move {
+    let tasks = state.tasks.clone();
+    tasks.spawn(async move {
         let _slot = slot;
         let work = async {
             if let Some(reply) = answer(&state, &bytes, false).await {

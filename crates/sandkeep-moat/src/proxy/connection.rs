@@ -26,7 +26,7 @@ use crate::{
     edge::{INSIDE_V4, original_destination},
     hooks::Place,
     policy::{Decision, Host, Policy},
-    state::{Attempt, BoxState, Patience},
+    state::{Attempt, BoxState, BoxView, Patience},
 };
 
 /// A client that has something to say says it at once: it is on the same machine. One that says
@@ -44,7 +44,7 @@ pub(super) struct Connection {
 }
 
 /// A refusal with the words for it.
-pub(super) struct No {
+pub(crate) struct No {
     pub why: String,
     pub hint: String,
 }
@@ -133,28 +133,39 @@ impl Connection {
             return self.refuse(Via::Tcp, &Host::from(self.to.ip()), no);
         }
         let by_address = by_address(&self.state, policy, self.to);
-        let patience = if by_address.is_none() && names_may_help(policy, self.to.port()) {
-            self.patience().name_within
+        let by_rule = by_address.as_ref().is_some_and(ByAddress::is_by_rule);
+        let Patience {
+            name_within,
+            decide_within,
+            ..
+        } = self.patience();
+        let first = if by_address.is_none() && names_may_help(policy, self.to.port()) {
+            name_within
         } else {
             SERVER_FIRST_AFTER
         };
-        let decide_within = self.patience().decide_within;
-        match peek(&self.socket, &mut self.head, patience, decide_within).await {
-            Ok(Peeked::Kind(kind)) => self.decide(kind, by_address, policy).await,
-            Ok(Peeked::Silent) => match by_address {
-                Some(found) => self.server_first(found).await,
-                None => {
-                    self.refuse_address("it said nothing, and its address alone is not allowed")
-                }
-            },
-            Ok(Peeked::Closed) if by_address.is_some() => End::Clean,
-            Ok(Peeked::Closed) => {
-                self.refuse_address("it said nothing, and its address alone is not allowed")
+        // Where the address alone decides, what is said matters little: no need to wait for it.
+        let rest = if by_rule {
+            SERVER_FIRST_AFTER
+        } else {
+            decide_within
+        };
+        const SILENT: &str = "it said nothing, and its address alone is not allowed";
+        match (
+            peek(&self.socket, &mut self.head, first, rest).await,
+            by_address,
+        ) {
+            (Ok(Peeked::Kind(kind)), found) => self.decide(kind, found, policy).await,
+            (Ok(Peeked::Silent), Some(found)) => self.server_first(found).await,
+            (Ok(Peeked::Unfinished), Some(found)) if by_rule => {
+                self.pass(Via::Tcp, found, None).await
             }
-            Ok(Peeked::Unfinished) => {
+            (Ok(Peeked::Unfinished), _) => {
                 self.refuse_address("it began a request and did not finish it")
             }
-            Err(_) => End::Reset,
+            (Ok(Peeked::Closed), Some(_)) => End::Clean,
+            (Ok(Peeked::Closed | Peeked::Silent), _) => self.refuse_address(SILENT),
+            (Err(_), _) => End::Reset,
         }
     }
 
@@ -226,7 +237,7 @@ impl Connection {
         };
         let wanted = self.state.shared.interceptor.clone().filter(|interceptor| {
             policy.needs_interception(&host, port)
-                || interceptor.wants(&self.state.id, &host, port, policy)
+                || interceptor.wants(&BoxView(Arc::clone(&self.state)), &host, port)
         });
         let sight = if wanted.is_some() {
             Sight::Seen

@@ -1,0 +1,23 @@
+//! TLS interception, only for hosts with a credential or rules about requests: the box talks to
+//! us under a certificate of its own authority, we talk to the real host and verify it.
+//!
+//! Every request is read and decided here, so HTTP rules hold inside TLS, and credentials are
+//! added on the far side of the box: it never holds them.
+
+mod attach;
+mod authority;
+mod credential;
+mod headers;
+mod interceptor;
+mod keys;
+mod relay;
+mod scan;
+mod scan_body;
+mod session;
+mod upstream;
+
+pub use credential::{Credential, NoSecrets, Placement, SecretSource, SecretUse};
+pub use interceptor::{InterceptConfig, TlsInterceptor};
+pub use upstream::Trust;
+
+pub(crate) use keys::BoxKeys;
