@@ -15,7 +15,6 @@ use crate::{
     denials::{Denial, Denials, Via},
     dns::{Names, Resolver},
     hooks::{Hooks, Inside, Interceptor},
-    intercept::BoxKeys,
     limits::Limiter,
     policy::{AddressGuard, Explanation, Host, Policy, explain},
     traffic::{Counters, Traffic},
@@ -67,7 +66,6 @@ pub(crate) struct BoxState {
     pub traffic: Counters,
     pub limiter: Arc<Limiter>,
     pub dns_slots: Arc<Semaphore>,
-    pub keys: BoxKeys,
     pub gone: CancellationToken,
     /// Everything that runs for this box.
     pub tasks: TaskTracker,
@@ -93,7 +91,6 @@ impl BoxState {
             traffic: Counters::default(),
             limiter: Arc::new(limiter),
             dns_slots: Arc::new(Semaphore::new(DNS_AT_ONCE)),
-            keys: BoxKeys::default(),
             gone: CancellationToken::new(),
             tasks: TaskTracker::new(),
         }
