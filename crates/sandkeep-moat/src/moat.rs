@@ -14,6 +14,7 @@ use crate::{
     dns::{self, Resolver, UpstreamDns},
     edge::{self, Listeners},
     hooks::{Hooks, Inside, Interceptor, NoHooks},
+    intercept::Credential,
     policy::{AddressGuard, Policy},
     proxy,
     state::{BoxState, BoxView, Patience, Shared, Why},
@@ -147,6 +148,17 @@ impl BoxMoat {
     /// Holds from now on; open connections it does not bear are reset.
     pub fn set_policy(&self, policy: Policy) {
         self.state.set_policy(policy);
+    }
+
+    /// The certificate the box must trust for hosts under interception, as PEM. Made when first
+    /// asked for; its key never leaves this process, so a box that is adopted gets another one.
+    pub fn ca_pem(&self) -> Result<String> {
+        Ok(self.state.keys.authority(&self.state.id)?.pem().to_owned())
+    }
+
+    /// Holds from the next request on. A credential never adds to what the policy allows.
+    pub fn set_credentials(&self, credentials: Vec<Credential>) {
+        self.state.keys.set_credentials(credentials);
     }
 
     /// Newest first.

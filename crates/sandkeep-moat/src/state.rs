@@ -15,6 +15,7 @@ use crate::{
     denials::{Denial, Denials, Via},
     dns::{Names, Resolver},
     hooks::{Hooks, Inside, Interceptor},
+    intercept::BoxKeys,
     limits::Limiter,
     policy::{AddressGuard, Explanation, Host, Policy, explain},
     traffic::{Counters, Traffic},
@@ -66,6 +67,7 @@ pub(crate) struct BoxState {
     pub traffic: Counters,
     pub limiter: Arc<Limiter>,
     pub dns_slots: Arc<Semaphore>,
+    pub keys: BoxKeys,
     pub gone: CancellationToken,
     /// Everything that runs for this box.
     pub tasks: TaskTracker,
@@ -91,6 +93,7 @@ impl BoxState {
             traffic: Counters::default(),
             limiter: Arc::new(limiter),
             dns_slots: Arc::new(Semaphore::new(DNS_AT_ONCE)),
+            keys: BoxKeys::default(),
             gone: CancellationToken::new(),
             tasks: TaskTracker::new(),
         }

@@ -26,7 +26,7 @@ use crate::{
     edge::{INSIDE_V4, original_destination},
     hooks::Place,
     policy::{Decision, Host, Policy},
-    state::{Attempt, BoxState, Patience},
+    state::{Attempt, BoxState, BoxView, Patience},
 };
 
 /// A client that has something to say says it at once: it is on the same machine. One that says
@@ -239,7 +239,7 @@ impl Connection {
         };
         let wanted = self.state.shared.interceptor.clone().filter(|interceptor| {
             policy.needs_interception(&host, port)
-                || interceptor.wants(&self.state.id, &host, port, policy)
+                || interceptor.wants(&BoxView(Arc::clone(&self.state)), &host, port)
         });
         let sight = if wanted.is_some() {
             Sight::Seen
@@ -304,9 +304,7 @@ impl Connection {
             }
         };
         if greeted {
-            return self
-                .pass(Via::Tcp, found.basis, found.rule, Some(upstream))
-                .await;
+            return self.pass(Via::Tcp, found.basis, found.rule, Some(upstream)).await;
         }
         let policy = self.state.policy();
         self.watch = watch;
@@ -316,19 +314,13 @@ impl Connection {
             ..
         } = self.patience();
         match peek(&self.socket, &mut self.head, name_within, decide_within).await {
-            Ok(Peeked::Kind(Kind::Raw)) => {
-                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream))
-                    .await
-            }
+            Ok(Peeked::Kind(Kind::Raw)) => self.pass(Via::Tcp, found.basis, found.rule, Some(upstream)).await,
             Ok(Peeked::Kind(kind)) => {
                 drop(upstream);
                 let again = by_address(&self.state, &policy, self.to);
                 Box::pin(self.decide(kind, again, &policy)).await
             }
-            Ok(Peeked::Closed) => {
-                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream))
-                    .await
-            }
+            Ok(Peeked::Closed) => self.pass(Via::Tcp, found.basis, found.rule, Some(upstream)).await,
             _ => End::Reset,
         }
     }
@@ -358,7 +350,14 @@ impl Connection {
                 Err(error) => return self.undialled(via, &basis.host(), error),
             },
         };
-        let flow = Flow::open(&self.meter, via, basis.host(), self.to.port(), rule, false);
+        let flow = Flow::open(
+            &self.meter,
+            via,
+            basis.host(),
+            self.to.port(),
+            rule,
+            false,
+        );
         if let Ok(peer) = upstream.peer_addr() {
             flow.dialled(peer.ip());
         }
