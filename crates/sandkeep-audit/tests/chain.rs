@@ -1,4 +1,5 @@
 //! Writing, reading, turning over and tampering, with real files.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod common;
 

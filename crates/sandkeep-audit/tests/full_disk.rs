@@ -1,4 +1,5 @@
 //! A disk that is full: a small file system of its own, in a mount namespace only this test sees.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! `kill -9` in the middle of writing.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod common;
 

@@ -6,6 +6,7 @@
 mod error;
 mod event;
 mod id;
+mod identity;
 mod isolation;
 mod limits;
 mod name;
@@ -20,6 +21,7 @@ mod usage;
 pub use error::{Code, Error, Result};
 pub use event::{Event, EventKind};
 pub use id::{SandboxId, random_token};
+pub use identity::{Audience, Label, Scopes};
 pub use isolation::{Isolation, IsolationWish};
 pub use limits::{Limits, LimitsWish, human_bytes};
 pub use name::{MAX_METADATA_BYTES, NameError, TemplateName, check_env, check_metadata};
