@@ -56,7 +56,7 @@ fn kept_changed_and_deleted_over_restarts() {
     drop(store);
 
     let store = room.open();
-    assert_eq!(store.infos(), [made.clone()]);
+    assert_eq!(store.infos(), std::slice::from_ref(&made));
     assert_eq!(store.reveal(&name("github")).unwrap().expose(), CANARY);
     let changed = store
         .update(&name("github"), &Secret::new("second"), None)
