@@ -73,6 +73,11 @@ pub async fn serve(state: Arc<BoxState>, stream: TcpStream) {
     // Slower small writes are the only loss when this fails.
     drop(stream.set_nodelay(true));
     if to.port() == 53 {
+        // They count like queries under way: a box does not hold more of them open.
+        let Ok(_slot) = Arc::clone(&state.dns_slots).try_acquire_owned() else {
+            reset(&stream);
+            return;
+        };
         let gone = state.gone.clone();
         // How it ends is the asker's affair.
         drop(gone.run_until_cancelled(dns::stream(&state, stream)).await);
@@ -304,7 +309,9 @@ impl Connection {
             }
         };
         if greeted {
-            return self.pass(Via::Tcp, found.basis, found.rule, Some(upstream)).await;
+            return self
+                .pass(Via::Tcp, found.basis, found.rule, Some(upstream))
+                .await;
         }
         let policy = self.state.policy();
         self.watch = watch;
@@ -314,13 +321,19 @@ impl Connection {
             ..
         } = self.patience();
         match peek(&self.socket, &mut self.head, name_within, decide_within).await {
-            Ok(Peeked::Kind(Kind::Raw)) => self.pass(Via::Tcp, found.basis, found.rule, Some(upstream)).await,
+            Ok(Peeked::Kind(Kind::Raw)) => {
+                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream))
+                    .await
+            }
             Ok(Peeked::Kind(kind)) => {
                 drop(upstream);
                 let again = by_address(&self.state, &policy, self.to);
                 Box::pin(self.decide(kind, again, &policy)).await
             }
-            Ok(Peeked::Closed) => self.pass(Via::Tcp, found.basis, found.rule, Some(upstream)).await,
+            Ok(peeked) if peeked == Peeked::Closed || found.whatever_is_said => {
+                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream))
+                    .await
+            }
             _ => End::Reset,
         }
     }
@@ -350,14 +363,7 @@ impl Connection {
                 Err(error) => return self.undialled(via, &basis.host(), error),
             },
         };
-        let flow = Flow::open(
-            &self.meter,
-            via,
-            basis.host(),
-            self.to.port(),
-            rule,
-            false,
-        );
+        let flow = Flow::open(&self.meter, via, basis.host(), self.to.port(), rule, false);
         if let Ok(peer) = upstream.peer_addr() {
             flow.dialled(peer.ip());
         }
