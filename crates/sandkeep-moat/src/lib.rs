@@ -25,10 +25,7 @@ pub use hooks::{
     BoxFuture, ConnectionRecord, Hooks, Inside, Interceptor, NoHooks, Phase, Place, Visit,
 };
 pub use inside::InsideDesk;
-pub use intercept::{
-    Credential, InterceptConfig, NoSecrets, Placement, SecretSource, SecretUse, TlsInterceptor,
-    Trust,
-};
+pub use intercept::{InterceptConfig, NoSecrets, SecretSource, SecretUse, TlsInterceptor, Trust};
 pub use moat::{AttachSpec, BoxMoat, Moat, MoatConfig};
 pub use proxy::{BoxStream, DialError, Intercepted, Wayout, refusal};
 pub use state::{BoxView, Patience, Why};

@@ -14,8 +14,7 @@ use crate::{
     dns::{self, Resolver, UpstreamDns},
     edge::{self, Listeners},
     hooks::{Hooks, Inside, Interceptor, NoHooks},
-    intercept::Credential,
-    policy::{AddressGuard, Policy},
+    policy::{AddressGuard, Binding, Policy},
     proxy,
     state::{BoxState, BoxView, Patience, Shared, Why},
     traffic::Traffic,
@@ -156,9 +155,9 @@ impl BoxMoat {
         Ok(self.state.keys.authority(&self.state.id)?.pem().to_owned())
     }
 
-    /// Holds from the next request on. A credential never adds to what the policy allows.
-    pub fn set_credentials(&self, credentials: Vec<Credential>) {
-        self.state.keys.set_credentials(credentials);
+    /// What is added to requests, from the next one on. Never adds to what the policy allows.
+    pub fn set_bindings(&self, bindings: Vec<Binding>) {
+        self.state.keys.set_bindings(bindings);
     }
 
     /// Newest first.

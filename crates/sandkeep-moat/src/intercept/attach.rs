@@ -2,7 +2,7 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{
-    HeaderMap, HeaderValue, Uri,
+    HeaderMap, HeaderName, HeaderValue, Uri,
     header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE},
     request::Parts,
 };
@@ -11,7 +11,8 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use sandkeep_model::Secret;
 use zeroize::Zeroizing;
 
-use super::{credential::Placement, scan::Needles};
+use super::scan::Needles;
+use crate::policy::Place;
 
 /// The value does not fit where it is to go, for example because of a line break in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,31 +21,32 @@ pub struct Misfit;
 /// Whether the value went in. What else gives it away is added to `needles`.
 pub fn attach(
     parts: &mut Parts,
-    place: &Placement,
+    place: &Place,
     value: &Secret,
     needles: &mut Needles,
 ) -> Result<bool, Misfit> {
     match place {
-        Placement::Header {
+        Place::Header {
             name,
             before,
             after,
         } => {
             let text = Zeroizing::new(format!("{before}{}{after}", value.expose()));
+            remove_lookalikes(&mut parts.headers, name);
             // Takes the place of all headers of this name.
             parts.headers.insert(name, sensitive(text.as_bytes())?);
             Ok(true)
         }
-        Placement::Basic { user } => {
+        Place::Basic { user } => {
             let pair = Zeroizing::new(format!("{user}:{}", value.expose()));
             set_basic(&mut parts.headers, pair.as_bytes(), needles)?;
             Ok(true)
         }
-        Placement::Query { name } => {
+        Place::Query { name } => {
             parts.uri = with_parameter(&parts.uri, name, value)?;
             Ok(true)
         }
-        Placement::Placeholder { text } => {
+        Place::Placeholder { text } => {
             let basic = in_basic(&mut parts.headers, text, value, needles)?;
             Ok(in_headers(&mut parts.headers, text, value)? || basic)
         }
@@ -55,6 +57,18 @@ fn sensitive(bytes: &[u8]) -> Result<HeaderValue, Misfit> {
     let mut value = HeaderValue::from_bytes(bytes).map_err(|_| Misfit)?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// `x_api_key` is `x-api-key` to many servers.
+fn remove_lookalikes(headers: &mut HeaderMap, name: &HeaderName) {
+    let alike: Vec<HeaderName> = headers
+        .keys()
+        .filter(|own| own.as_str().replace('_', "-") == name.as_str())
+        .cloned()
+        .collect();
+    for own in alike {
+        headers.remove(own);
+    }
 }
 
 fn set_basic(headers: &mut HeaderMap, pair: &[u8], needles: &mut Needles) -> Result<(), Misfit> {
@@ -155,7 +169,7 @@ mod tests {
         request.body(()).unwrap().into_parts().0
     }
 
-    fn put(parts: &mut Parts, place: &Placement) -> Result<bool, Misfit> {
+    fn put(parts: &mut Parts, place: &Place) -> Result<bool, Misfit> {
         attach(
             parts,
             place,
@@ -170,7 +184,7 @@ mod tests {
             "/",
             &[("Authorization", "mine"), ("AUTHORIZATION", "Basic eDp5")],
         );
-        let place = Placement::Header {
+        let place = Place::Header {
             name: AUTHORIZATION,
             before: "Bearer ".to_owned(),
             after: String::new(),
@@ -182,9 +196,21 @@ mod tests {
     }
 
     #[test]
+    fn lookalikes_go() {
+        let mut parts = parts("/", &[("x_api_key", "mine"), ("x-api_key", "mine")]);
+        let place = Place::Header {
+            name: HeaderName::from_static("x-api-key"),
+            before: String::new(),
+            after: String::new(),
+        };
+        assert_eq!(put(&mut parts, &place), Ok(true));
+        assert_eq!(parts.headers.len(), 1);
+    }
+
+    #[test]
     fn the_parameter_is_replaced_however_it_is_written() {
         let mut parts = parts("/a?x=1&api%5Fkey=mine&api_key=mine&y=2", &[]);
-        let place = Placement::Query {
+        let place = Place::Query {
             name: "api_key".to_owned(),
         };
         assert_eq!(put(&mut parts, &place), Ok(true));
@@ -193,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_placeholder_in_headers_and_in_basic_authorization() {
-        let place = Placement::Placeholder {
+        let place = Place::Placeholder {
             text: "SK_GIT".to_owned(),
         };
         let basic = format!("basic {}", STANDARD.encode("x:SK_GIT"));
@@ -216,7 +242,7 @@ mod tests {
 
     #[test]
     fn line_breaks_do_not_make_headers() {
-        let place = Placement::Header {
+        let place = Place::Header {
             name: AUTHORIZATION,
             before: String::new(),
             after: String::new(),

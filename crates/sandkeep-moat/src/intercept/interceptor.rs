@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::{
-    credential::{NoSecrets, SecretSource},
+    secrets::{NoSecrets, SecretSource},
     session,
     upstream::{Connector, Trust},
 };

@@ -1,21 +1,21 @@
-//! What a box has at the edge: its authority, made when first needed, and its credentials.
+//! What a box has at the edge: its authority, made when first needed, and what is bound to hosts.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use sandkeep_model::{Result, SandboxId};
 
-use super::{authority::Authority, credential::Credential};
-use crate::policy::Host;
+use super::authority::Authority;
+use crate::policy::{Binding, Host};
 
 #[derive(Debug, Default)]
 pub(crate) struct BoxKeys {
     authority: Mutex<Option<Arc<Authority>>>,
-    credentials: RwLock<Vec<Arc<Credential>>>,
+    bindings: RwLock<Vec<Arc<Binding>>>,
 }
 
 impl BoxKeys {
     pub fn authority(&self, id: &SandboxId) -> Result<Arc<Authority>> {
-        let mut kept: MutexGuard<'_, _> = self
+        let mut kept = self
             .authority
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -27,21 +27,21 @@ impl BoxKeys {
         Ok(made)
     }
 
-    pub fn set_credentials(&self, credentials: Vec<Credential>) {
-        let shared = credentials.into_iter().map(Arc::new).collect();
+    pub fn set_bindings(&self, bindings: Vec<Binding>) {
+        let shared = bindings.into_iter().map(Arc::new).collect();
         *self
-            .credentials
+            .bindings
             .write()
             .unwrap_or_else(PoisonError::into_inner) = shared;
     }
 
     /// Those for exactly this host and port.
-    pub fn for_host(&self, host: &Host, port: u16) -> Vec<Arc<Credential>> {
-        self.credentials
+    pub fn for_host(&self, host: &Host, port: u16) -> Vec<Arc<Binding>> {
+        self.bindings
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .iter()
-            .filter(|credential| credential.is_for(host, port))
+            .filter(|binding| binding.is_for(host, port))
             .cloned()
             .collect()
     }

@@ -6,18 +6,18 @@
 
 mod attach;
 mod authority;
-mod credential;
 mod headers;
 mod interceptor;
 mod keys;
 mod relay;
 mod scan;
 mod scan_body;
+mod secrets;
 mod session;
 mod upstream;
 
-pub use credential::{Credential, NoSecrets, Placement, SecretSource, SecretUse};
 pub use interceptor::{InterceptConfig, TlsInterceptor};
+pub use secrets::{NoSecrets, SecretSource, SecretUse};
 pub use upstream::Trust;
 
 pub(crate) use keys::BoxKeys;

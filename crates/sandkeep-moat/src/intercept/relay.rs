@@ -20,7 +20,7 @@ pub async fn relay(from_box: OnUpgrade, from_server: OnUpgrade, needles: Needles
         // Either side may end its half as it likes.
         drop(copy(&mut box_read, &mut server_write).await);
         drop(server_write.shutdown().await);
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
     tokio::select! {
         () = out => false,

@@ -82,7 +82,8 @@ impl Needles {
         let in_url = Zeroizing::new(utf8_percent_encode(value, NON_ALPHANUMERIC).to_string());
         self.add(in_url.as_bytes());
         let in_json = Zeroizing::new(serde_json::Value::from(value).to_string());
-        self.add(in_json.trim_matches('"').as_bytes());
+        // Without the quotes around it.
+        self.add(&in_json.as_bytes()[1..in_json.len() - 1]);
         let engine = base64::engine::general_purpose::STANDARD_NO_PAD;
         self.add(Zeroizing::new(engine.encode(value)).as_bytes());
     }

@@ -9,7 +9,10 @@ use std::{
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
-    header::{ACCEPT_ENCODING, CONTENT_ENCODING, SEC_WEBSOCKET_EXTENSIONS, UPGRADE},
+    header::{
+        ACCEPT_ENCODING, CONTENT_ENCODING, HOST, SEC_WEBSOCKET_EXTENSIONS, TRANSFER_ENCODING,
+        UPGRADE,
+    },
     request::Parts,
 };
 use http_body_util::{Either, Full};
@@ -25,26 +28,27 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     attach::attach,
-    credential::{Credential, SecretSource, SecretUse},
     headers::{strip_hop_by_hop, strip_response},
     relay::relay,
     scan::Needles,
     scan_body::ScanBody,
+    secrets::{SecretSource, SecretUse},
     upstream::{ConnectError, Connector, Upstream},
 };
 use crate::{
-    policy::{Decision, HttpTarget, Target},
+    policy::{Binding, Decision, HttpTarget, Target},
     proxy::{
         BoxStream, DialError, No, Wayout, named_host, refusal, server, shown_host,
         upgrades_to_other_than_websocket,
     },
 };
 
-/// Models think for minutes before they say a word.
-const ANSWER_WITHIN: Duration = Duration::from_secs(600);
+/// From the head of a request to the head of the answer: large uploads lie between, and models
+/// think for minutes before they say a word.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3600);
 
 type Body = Either<ScanBody, Full<Bytes>>;
-type Refusal = Response<Full<Bytes>>;
+type Refusal = Box<Response<Full<Bytes>>>;
 
 struct Session {
     way: Wayout,
@@ -94,7 +98,7 @@ impl Session {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         self.exchange(request)
             .await
-            .unwrap_or_else(|refusal| refusal.map(Either::Right))
+            .unwrap_or_else(|refusal| (*refusal).map(Either::Right))
     }
 
     async fn exchange(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
@@ -110,10 +114,9 @@ impl Session {
         self.make_plain(&mut parts, from_box.is_some())?;
         let needles = self.attach_all(&mut parts, &bound).await?;
         let sent = self.send(Request::from_parts(parts, body));
-        let response = timeout(ANSWER_WITHIN, sent).await.map_err(|_| {
-            let why = "it did not answer in time";
-            refusal::unreachable(&self.host(), why)
-        })?;
+        let response = timeout(ANSWER_WITHIN, sent)
+            .await
+            .map_err(|_| self.unreachable("it did not answer in time"))?;
         self.pass_back(response?, from_box, needles)
     }
 
@@ -124,7 +127,15 @@ impl Session {
     fn refused(&self, host: &str, no: No) -> Refusal {
         let response = refusal::denied(host, &no.why, &no.hint);
         self.way.deny(host, no.why, no.hint);
-        response
+        Box::new(response)
+    }
+
+    fn unreachable(&self, why: &str) -> Refusal {
+        Box::new(refusal::unreachable(&self.host(), why))
+    }
+
+    fn broken(&self, error: &str, why: &str, hint: &str) -> Refusal {
+        Box::new(refusal::broken(error, &self.host(), why, hint))
     }
 
     /// Decides on one request, whatever came before it on the connection.
@@ -174,6 +185,13 @@ impl Session {
         })?;
         parts.version = Version::HTTP_11;
         strip_hop_by_hop(&mut parts.headers, switching);
+        let mut host = self.host();
+        if self.way.port() != 443 {
+            host = format!("{host}:{}", self.way.port());
+        }
+        if let Ok(host) = HeaderValue::try_from(host) {
+            parts.headers.insert(HOST, host);
+        }
         Ok(())
     }
 
@@ -182,31 +200,31 @@ impl Session {
     async fn attach_all(
         &self,
         parts: &mut Parts,
-        bound: &[Arc<Credential>],
+        bound: &[Arc<Binding>],
     ) -> Result<Needles, Refusal> {
         let mut needles = Needles::default();
         if bound.is_empty() {
             return Ok(needles);
         }
         let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
-        for credential in bound {
-            let goes = credential.goes_with(method.as_str(), &path);
-            let found = self.secrets.value(self.way.id(), &credential.secret).await;
+        for binding in bound {
+            let goes = binding.goes_with(method.as_str(), &path);
+            let found = self.secrets.value(self.way.id(), &binding.source).await;
             let value = match found {
                 Ok(value) => value,
-                Err(error) if goes => return Err(self.without(credential, &error.message)),
+                Err(error) if goes => return Err(self.without(binding, &error.message)),
                 Err(_) => continue,
             };
             needles.add_value(value.expose());
             if !goes {
                 continue;
             }
-            let attached = attach(parts, &credential.place, &value, &mut needles)
-                .map_err(|_| self.without(credential, "its value does not fit there"))?;
+            let attached = attach(parts, &binding.place, &value, &mut needles)
+                .map_err(|_| self.without(binding, "its value does not fit there"))?;
             if attached {
                 self.secrets.used(&SecretUse {
                     id: self.way.id(),
-                    secret: &credential.secret,
+                    source: &binding.source,
                     host: self.way.host(),
                     method: method.as_str(),
                     path: &path,
@@ -220,18 +238,18 @@ impl Session {
         Ok(needles)
     }
 
-    fn without(&self, credential: &Credential, why: &str) -> Refusal {
+    fn without(&self, binding: &Binding, why: &str) -> Refusal {
         let why = format!(
-            "the secret \"{}\" can not be added to the request: {why}",
-            credential.secret
+            "\"{}\" can not be added to the request: {why}",
+            binding.source.key()
         );
         tracing::warn!(box_id = %self.way.id(), host = %self.way.host(), %why);
         let hint = "the request was not sent; tell the operator of this server";
-        refusal::broken("credential_unavailable", &self.host(), &why, hint)
+        self.broken("credential_unavailable", &why, hint)
     }
 
     async fn send(&self, mut request: Request<Incoming>) -> Result<Response<Incoming>, Refusal> {
-        let lost = |error: hyper::Error| refusal::unreachable(&self.host(), &error.to_string());
+        let lost = |error: hyper::Error| self.unreachable(&error.to_string());
         let mut upstream = self.upstream.lock().await;
         if let Some(mut open) = upstream.take()
             && open.sender.ready().await.is_ok()
@@ -264,14 +282,12 @@ impl Session {
             ConnectError::Dial(DialError::Refused { why, hint }) => {
                 self.refused(&host, No { why, hint })
             }
-            ConnectError::Dial(DialError::Failed(error)) => {
-                refusal::unreachable(&host, &error.to_string())
-            }
+            ConnectError::Dial(DialError::Failed(error)) => self.unreachable(&error.to_string()),
             ConnectError::Untrusted(why) => {
                 let why = format!("its certificate is not to be trusted: {why}");
                 let hint = "nothing was sent; if the host is right, the operator of this server can add its authority";
                 self.way.deny(&host, why.clone(), hint);
-                refusal::broken("upstream_untrusted", &host, &why, hint)
+                self.broken("upstream_untrusted", &why, hint)
             }
         }
     }
@@ -284,17 +300,11 @@ impl Session {
     ) -> Result<Response<Body>, Refusal> {
         if shows(response.headers(), &needles) {
             reflected(&self.way);
-            return Err(refusal::broken(
-                "secret_reflected",
-                &self.host(),
-                REFLECTED,
-                REFLECTED_HINT,
-            ));
+            return Err(self.broken("secret_reflected", REFLECTED, REFLECTED_HINT));
         }
         if !needles.is_empty() && is_encoded(response.headers()) {
-            return Err(refusal::broken(
+            return Err(self.broken(
                 "unreadable_response",
-                &self.host(),
                 "it is compressed though that was not asked for, so it can not be searched for secrets",
                 "ask for another form of it",
             ));
@@ -303,7 +313,7 @@ impl Session {
         if switching {
             let Some(from_box) = from_box else {
                 let why = "the server switched protocols unasked";
-                return Err(refusal::unreachable(&self.host(), why));
+                return Err(self.unreachable(why));
             };
             self.switch(from_box, on(&mut response), needles.clone());
         }
@@ -345,11 +355,13 @@ fn shows(headers: &HeaderMap, needles: &Needles) -> bool {
             .any(|name| needles.are_in(name.as_str().as_bytes()))
 }
 
+/// Whether the body is something else than it will be when it is used.
 fn is_encoded(headers: &HeaderMap) -> bool {
-    headers.get_all(CONTENT_ENCODING).iter().any(|value| {
-        !value
-            .as_bytes()
-            .trim_ascii()
-            .eq_ignore_ascii_case(b"identity")
-    })
+    let other_than = |name, plain: &'static [u8]| {
+        headers
+            .get_all(name)
+            .iter()
+            .any(move |value| !value.as_bytes().trim_ascii().eq_ignore_ascii_case(plain))
+    };
+    other_than(CONTENT_ENCODING, b"identity") || other_than(TRANSFER_ENCODING, b"chunked")
 }

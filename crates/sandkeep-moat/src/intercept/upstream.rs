@@ -141,9 +141,7 @@ impl Connector {
     ) -> Result<TlsStream<TcpStream>, ConnectError> {
         let name = match host {
             Host::Address(address) => ServerName::from(*address),
-            Host::Name(name) => {
-                ServerName::try_from(name.clone()).map_err(|error| io::Error::other(error))?
-            }
+            Host::Name(name) => ServerName::try_from(name.clone()).map_err(io::Error::other)?,
         };
         timeout(HANDSHAKE_WITHIN, self.0.connect(name, stream))
             .await

@@ -7,7 +7,11 @@
 mod dns;
 mod edge;
 mod http;
+mod inside;
+mod intercept;
 mod limits;
+mod origin;
 mod plain;
+mod reflection;
 mod tls;
 mod world;
