@@ -3,7 +3,7 @@
 use std::{fmt, io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_model::{Error, Result, SandboxId, Secret};
 use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
     sync::Semaphore,
@@ -35,6 +35,9 @@ pub struct MoatConfig {
     pub interceptor: Option<Arc<dyn Interceptor>>,
     /// What answers at `sandkeep.internal` and 169.254.169.254.
     pub inside: Option<Arc<dyn Inside>>,
+    /// The keys of the boxes' authorities are made from it, so that boxes that are adopted go on
+    /// trusting theirs. It signs for every host: keep it as the key of the secrets is kept.
+    pub authority_seed: Option<Secret>,
     /// Open connections one box may have, whatever its policy says.
     pub most_connections: u32,
     pub patience: Patience,
@@ -48,6 +51,7 @@ impl Default for MoatConfig {
             hooks: Arc::new(NoHooks),
             interceptor: None,
             inside: None,
+            authority_seed: None,
             most_connections: 4096,
             patience: Patience::default(),
         }
@@ -91,6 +95,7 @@ impl Moat {
                 hooks: config.hooks,
                 interceptor: config.interceptor,
                 inside: config.inside,
+                authority_seed: config.authority_seed,
                 most_connections: config.most_connections,
                 patience: config.patience,
             }),
@@ -150,9 +155,9 @@ impl BoxMoat {
     }
 
     /// The certificate the box must trust for hosts under interception, as PEM. Made when first
-    /// asked for; its key never leaves this process, so a box that is adopted gets another one.
+    /// asked for. A box that is adopted needs it again, unless there is an `authority_seed`.
     pub fn ca_pem(&self) -> Result<String> {
-        Ok(self.state.keys.authority(&self.state.id)?.pem().to_owned())
+        Ok(self.state.authority()?.pem().to_owned())
     }
 
     /// What is added to requests, from the next one on. Never adds to what the policy allows.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use sandkeep_model::{SandboxId, Timestamp};
+use sandkeep_model::{SandboxId, Secret, Timestamp};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -15,7 +15,7 @@ use crate::{
     denials::{Denial, Denials, Via},
     dns::{Names, Resolver},
     hooks::{Hooks, Inside, Interceptor},
-    intercept::BoxKeys,
+    intercept::{Authority, BoxKeys},
     limits::Limiter,
     policy::{AddressGuard, Explanation, Host, Policy, explain},
     traffic::{Counters, Traffic},
@@ -53,6 +53,7 @@ pub(crate) struct Shared {
     pub hooks: Arc<dyn Hooks>,
     pub interceptor: Option<Arc<dyn Interceptor>>,
     pub inside: Option<Arc<dyn Inside>>,
+    pub authority_seed: Option<Secret>,
     pub most_connections: u32,
     pub patience: Patience,
 }
@@ -111,6 +112,11 @@ impl BoxState {
     pub fn set_policy(&self, policy: Policy) {
         self.limiter.restart(&policy.limits);
         self.policy.send_replace(Arc::new(policy));
+    }
+
+    pub fn authority(&self) -> sandkeep_model::Result<Arc<Authority>> {
+        let seed = self.shared.authority_seed.as_ref();
+        self.keys.authority(&self.id, seed)
     }
 
     pub fn guard(&self) -> &AddressGuard {

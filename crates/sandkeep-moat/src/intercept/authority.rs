@@ -18,10 +18,10 @@ use rustls::{
     server::NoServerSessionStorage,
     sign::{CertifiedKey, SigningKey, SingleCertAndKey},
 };
-use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_model::{Error, Result, SandboxId, Secret};
 use time::OffsetDateTime;
 
-use super::upstream::provider;
+use super::{derive::key_of, upstream::provider};
 use crate::policy::Host;
 
 /// Longer than boxes live. Only the one box trusts it.
@@ -64,7 +64,8 @@ fn new_key() -> Result<KeyPair> {
 }
 
 impl Authority {
-    pub fn new(id: &SandboxId) -> Result<Self> {
+    /// With a seed, what was signed before with the same seed and box goes on being trusted.
+    pub fn new(id: &SandboxId, seed: Option<&Secret>) -> Result<Self> {
         let provider = provider();
         let mut params = CertificateParams::default();
         params.distinguished_name = named(&format!("Sandkeep box {id}"));
@@ -72,7 +73,11 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         valid_for(&mut params, AUTHORITY_DAYS);
         params.serial_number = Some(random_serial(&provider)?);
-        let issuer = CertifiedIssuer::self_signed(params, new_key()?).map_err(failed)?;
+        let key = match seed {
+            Some(seed) => key_of(seed, id)?,
+            None => new_key()?,
+        };
+        let issuer = CertifiedIssuer::self_signed(params, key).map_err(failed)?;
         let leaf_key = new_key()?;
         let der = PrivateKeyDer::try_from(leaf_key.serialize_der()).map_err(failed)?;
         let leaf_signer = provider
@@ -177,10 +182,15 @@ fn random_serial(provider: &CryptoProvider) -> Result<SerialNumber> {
 
 #[cfg(test)]
 mod tests {
+    use rustls::{
+        ClientConfig, ClientConnection, RootCertStore, ServerConnection,
+        pki_types::{CertificateDer, pem::PemObject},
+    };
+
     use super::*;
 
     fn authority() -> Authority {
-        Authority::new(&SandboxId::random()).unwrap()
+        Authority::new(&SandboxId::random(), None).unwrap()
     }
 
     #[test]
@@ -189,6 +199,58 @@ mod tests {
         assert!(one.pem().starts_with("-----BEGIN CERTIFICATE-----"));
         assert!(!one.pem().contains("PRIVATE"));
         assert_ne!(one.pem(), other.pem());
+    }
+
+    /// Whether a client that trusts `pem` gets along with the server.
+    fn gets_along(pem: &str, server: Arc<ServerConfig>) -> bool {
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap())
+            .unwrap();
+        let config = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = "a.test".try_into().unwrap();
+        let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+        let mut server = ServerConnection::new(server).unwrap();
+        while client.is_handshaking() {
+            let mut bytes = Vec::new();
+            client.write_tls(&mut bytes).unwrap();
+            server.read_tls(&mut bytes.as_slice()).unwrap();
+            server.process_new_packets().unwrap();
+            let mut bytes = Vec::new();
+            while server.wants_write() {
+                server.write_tls(&mut bytes).unwrap();
+            }
+            let mut rest = bytes.as_slice();
+            while !rest.is_empty() {
+                client.read_tls(&mut rest).unwrap();
+                if client.process_new_packets().is_err() {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    #[test]
+    fn a_box_goes_on_trusting_a_server_with_the_same_seed() {
+        let host: Host = "a.test".parse().unwrap();
+        let (seed, id) = (Secret::random(), SandboxId::random());
+        let before = Authority::new(&id, Some(&seed)).unwrap();
+        let after = Authority::new(&id, Some(&seed)).unwrap();
+        assert!(gets_along(before.pem(), after.server_for(&host).unwrap()));
+        let other = Authority::new(&SandboxId::random(), Some(&seed)).unwrap();
+        assert!(!gets_along(before.pem(), other.server_for(&host).unwrap()));
+        let without = Authority::new(&id, None).unwrap();
+        assert!(!gets_along(
+            before.pem(),
+            without.server_for(&host).unwrap()
+        ));
+        let elsewhere = after.server_for(&"b.test".parse().unwrap());
+        assert!(!gets_along(before.pem(), elsewhere.unwrap()));
     }
 
     #[test]

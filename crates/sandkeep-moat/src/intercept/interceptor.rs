@@ -76,8 +76,7 @@ impl Interceptor for TlsInterceptor {
 async fn accept(stream: BoxStream, way: &Wayout) -> Option<TlsStream<BoxStream>> {
     let state = &way.view().0;
     let made = state
-        .keys
-        .authority(&state.id)
+        .authority()
         .and_then(|authority| authority.server_for(way.host()));
     let config = match made {
         Ok(config) => config,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use sandkeep_model::{Result, SandboxId};
+use sandkeep_model::{Result, SandboxId, Secret};
 
 use super::authority::Authority;
 use crate::policy::{Binding, Host};
@@ -14,7 +14,8 @@ pub(crate) struct BoxKeys {
 }
 
 impl BoxKeys {
-    pub fn authority(&self, id: &SandboxId) -> Result<Arc<Authority>> {
+    /// The seed matters only when it is made.
+    pub fn authority(&self, id: &SandboxId, seed: Option<&Secret>) -> Result<Arc<Authority>> {
         let mut kept = self
             .authority
             .lock()
@@ -22,7 +23,7 @@ impl BoxKeys {
         if let Some(authority) = kept.as_ref() {
             return Ok(Arc::clone(authority));
         }
-        let made = Arc::new(Authority::new(id)?);
+        let made = Arc::new(Authority::new(id, seed)?);
         *kept = Some(Arc::clone(&made));
         Ok(made)
     }

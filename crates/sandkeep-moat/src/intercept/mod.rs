@@ -6,6 +6,7 @@
 
 mod attach;
 mod authority;
+mod derive;
 mod headers;
 mod interceptor;
 mod keys;
@@ -20,4 +21,5 @@ pub use interceptor::{InterceptConfig, TlsInterceptor};
 pub use secrets::{NoSecrets, SecretSource, SecretUse};
 pub use upstream::Trust;
 
+pub(crate) use authority::Authority;
 pub(crate) use keys::BoxKeys;
