@@ -23,6 +23,7 @@ use crate::{
 
 /// Queries of one box under way at the same time.
 const DNS_AT_ONCE: usize = 64;
+const LONGEST_REASON: usize = 1024;
 
 /// How long a box may take to say what it wants. No connection is held open by saying nothing.
 #[derive(Debug, Clone, Copy)]
@@ -138,8 +139,8 @@ impl BoxState {
             via: attempt.via,
             host: attempt.host.clone(),
             port: attempt.port,
-            why,
-            hint,
+            why: bounded(why),
+            hint: bounded(hint),
             first: now,
             last: now,
             count: 1,
@@ -158,6 +159,12 @@ impl BoxState {
     pub fn traffic(&self) -> Traffic {
         self.traffic.read(self.limiter.active())
     }
+}
+
+/// Boxes choose the paths and names in it; many refusals are kept.
+fn bounded(mut reason: String) -> String {
+    reason.truncate(reason.floor_char_boundary(LONGEST_REASON));
+    reason
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -89,12 +89,8 @@ async fn accept(stream: BoxStream, way: &Wayout) -> Option<TlsStream<BoxStream>>
     match timeout(state.shared.patience.decide_within, handshake).await {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
-            if is_distrust(&error) {
-                way.deny(
-                    &way.host().to_string(),
-                    "the program in the box does not trust the certificate authority of the box",
-                    "let it use the trust store of the system (/etc/ssl/certs/ca-certificates.crt)",
-                );
+            if let Some((why, hint)) = reason(&error) {
+                way.deny(&way.host().to_string(), why, hint);
             }
             None
         }
@@ -102,13 +98,20 @@ async fn accept(stream: BoxStream, way: &Wayout) -> Option<TlsStream<BoxStream>>
     }
 }
 
-fn is_distrust(error: &io::Error) -> bool {
-    use rustls::AlertDescription as Alert;
-    let found = error.get_ref().and_then(|inner| inner.downcast_ref());
-    matches!(
-        found,
-        Some(rustls::Error::AlertReceived(
-            Alert::UnknownCA | Alert::BadCertificate | Alert::CertificateUnknown
-        ))
-    )
+/// What somebody should know about a handshake that failed, and what to do.
+fn reason(error: &io::Error) -> Option<(&'static str, &'static str)> {
+    use rustls::{AlertDescription as Alert, Error};
+    match error.get_ref()?.downcast_ref()? {
+        Error::AlertReceived(
+            Alert::UnknownCA | Alert::BadCertificate | Alert::CertificateUnknown,
+        ) => Some((
+            "the program in the box does not trust the certificate authority of the box",
+            "let it use the trust store of the system (/etc/ssl/certs/ca-certificates.crt)",
+        )),
+        Error::NoApplicationProtocol => Some((
+            "the program in the box speaks only HTTP/2, and requests to this host are seen one by one in HTTP/1.1",
+            "let it use HTTP/1.1, or ask for this host without credentials and HTTP rules",
+        )),
+        _ => None,
+    }
 }

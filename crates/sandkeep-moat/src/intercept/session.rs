@@ -18,6 +18,7 @@ use http::{
 use http_body_util::{Either, Full};
 use hyper::{
     body::Incoming,
+    ext::ReasonPhrase,
     service::service_fn,
     upgrade::{OnUpgrade, on},
 };
@@ -318,6 +319,8 @@ impl Session {
             self.switch(from_box, on(&mut response), needles.clone());
         }
         strip_response(response.headers_mut(), switching);
+        // Free text that nobody needs, and a place to show a secret.
+        response.extensions_mut().remove::<ReasonPhrase>();
         *response.version_mut() = Version::HTTP_11;
         let way = self.way.clone();
         Ok(

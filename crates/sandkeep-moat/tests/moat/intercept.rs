@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::{
     origin::{
-        CANARY, Identity, authority, bearer, binding, connect, refused_because, request, scene,
-        serve, until,
+        CANARY, Identity, authority, bearer, binding, connect, connect_speaking, refused_because,
+        request, scene, serve, until,
     },
     world::{EVIL, GOOD, at, denied, refused_via, was_reset},
 };
@@ -333,6 +333,47 @@ fn smuggled_requests_do_not_arrive() {
                 .iter()
                 .all(|heard| !heard.line.contains("smuggled"))
         );
+    });
+}
+
+#[test]
+fn http2_is_not_a_way_round() {
+    scene(|scene| async move {
+        let moat = scene
+            .attach(&json!({"allow": ["good.test"]}), vec![bearer()])
+            .await;
+        // Not agreed on, but spoken all the same.
+        let spoken = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        drop(scene.ask(&moat, "good.test", spoken).await);
+        for (protocols, agreed) in [
+            (&["h2", "http/1.1"][..], Some(b"http/1.1".to_vec())),
+            (&["h2"][..], None),
+        ] {
+            let trusted = authority(&moat);
+            let got = scene.world.in_box(move || {
+                let mut tls = connect_speaking(protocols, "good.test", &trusted);
+                tls.conn
+                    .complete_io(&mut tls.sock)
+                    .is_ok()
+                    .then(|| tls.conn.alpn_protocol().map(<[u8]>::to_vec))
+                    .flatten()
+            });
+            assert_eq!(got.await, agreed);
+        }
+        until(|| refused_because(&moat, "speaks only HTTP/2")).await;
+        assert!(scene.heard().is_empty());
+    });
+}
+
+#[test]
+fn what_is_kept_of_a_refusal_is_bounded() {
+    scene(|scene| async move {
+        let policy = json!({"allow": [{"to": "good.test", "http": [{"path": "/v1"}]}]});
+        let moat = scene.attach(&policy, vec![]).await;
+        let line = format!("GET /{}", "x".repeat(20_000));
+        let line = request(&line, "good.test", "");
+        denied(&scene.ask(&moat, "good.test", line).await.whole());
+        assert!(moat.denials()[0].why.len() < 2000);
     });
 }
 

@@ -13,6 +13,7 @@ use http::{Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::{
     body::{Frame, Incoming},
+    ext::ReasonPhrase,
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
@@ -178,6 +179,10 @@ async fn answer(
     Ok(match path.as_str() {
         "/echo" => response.body(whole(shown)),
         "/echo/header" => response.header("x-seen", auth).body(whole("")),
+        "/echo/reason" => {
+            let reason = ReasonPhrase::try_from(auth.into_bytes()).unwrap();
+            response.extension(reason).body(whole("hello"))
+        }
         // Byte by byte, each in its own piece.
         "/echo/slowly" => response.body(pieces(shown.into_bytes())),
         "/packed" => response
@@ -325,13 +330,25 @@ pub type Tls = rustls::StreamOwned<ClientConnection, std::net::TcpStream>;
 
 /// Makes a connection from the namespace of this thread.
 pub fn connect(server: &'static str, trusted: &CertificateDer<'static>) -> Tls {
+    connect_speaking(&[], server, trusted)
+}
+
+pub fn connect_speaking(
+    protocols: &[&str],
+    server: &'static str,
+    trusted: &CertificateDer<'static>,
+) -> Tls {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.clone()).unwrap();
-    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
+    config.alpn_protocols = protocols
+        .iter()
+        .map(|name| name.as_bytes().to_vec())
+        .collect();
     let session = ClientConnection::new(Arc::new(config), server.try_into().unwrap()).unwrap();
     rustls::StreamOwned::new(session, dial(at(GOOD, 443)).unwrap())
 }

@@ -29,6 +29,8 @@ fn a_reflected_secret_is_not_given_back() {
             got.starts_with("HTTP/1.1 502") && got.contains("secret_reflected"),
             "{got}"
         );
+        let got = ask("GET /echo/reason").await.whole();
+        assert!(got.starts_with("HTTP/1.1 200 OK\r\n"), "{got}");
         for line in ["GET /echo", "GET /echo/slowly"] {
             let got = ask(line).await;
             assert!(!got.text.contains(&CANARY[..8]), "{got:?}");
