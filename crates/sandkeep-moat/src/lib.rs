@@ -27,6 +27,6 @@ pub use hooks::{
 pub use inside::InsideDesk;
 pub use intercept::{InterceptConfig, NoSecrets, SecretSource, SecretUse, TlsInterceptor, Trust};
 pub use moat::{AttachSpec, BoxMoat, Moat, MoatConfig};
-pub use proxy::{BoxStream, DialError, Intercepted, Wayout, refusal};
+pub use proxy::{BoxStream, DialError, Hello, Intercepted, Wayout, parse_client_hello, refusal};
 pub use state::{BoxView, Patience, Why};
 pub use traffic::Traffic;

@@ -14,6 +14,7 @@ mod stream;
 mod verdict;
 
 pub use dial::DialError;
+pub use hello::{Hello, parse as parse_client_hello};
 pub use seam::{Intercepted, Wayout};
 pub use stream::BoxStream;
 
