@@ -12,6 +12,7 @@ mod edge;
 mod hooks;
 mod limits;
 mod moat;
+mod probe;
 mod proxy;
 mod state;
 mod traffic;
@@ -23,6 +24,7 @@ pub use hooks::{
     BoxFuture, ConnectionRecord, Hooks, Inside, Interceptor, NoHooks, Phase, Place, Visit,
 };
 pub use moat::{AttachSpec, BoxMoat, Moat, MoatConfig};
+pub use probe::probe;
 pub use proxy::{BoxStream, DialError, Intercepted, Wayout, refusal};
 pub use state::{BoxView, Patience, Why};
 pub use traffic::Traffic;
