@@ -3,8 +3,8 @@
 use std::{collections::HashSet, sync::Arc};
 
 use futures_util::StreamExt;
-use sandkeep_model::{Error, GoneReason, Result, SandboxId, State, Timestamp};
 use sandkeep_moat::policy::Policy;
+use sandkeep_model::{Error, GoneReason, Result, SandboxId, State, Timestamp};
 use sandkeep_store::Record;
 use sandkeep_ward::{Adoption, LiveBox, Ward};
 

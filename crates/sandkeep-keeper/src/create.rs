@@ -6,11 +6,11 @@ use std::{
 };
 
 use sandkeep_agent_client::Agent;
+use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
     Code, CreateSandbox, Error, GoneReason, Limits, OnTimeout, Result, Sandbox, SandboxId, Secret,
     State, TemplateName, Timestamp, check_env, check_metadata,
 };
-use sandkeep_moat::policy::Policy;
 use sandkeep_store::{Idempotency, NewBox};
 use sandkeep_vault::{Disk, TemplateInfo};
 use sandkeep_ward::{BoxSpec, LiveBox, Ward};
@@ -131,12 +131,7 @@ impl Core {
             metadata: request.metadata.clone(),
             ..blank(&plan.template.name, plan.ward.as_ref(), plan.limits, now)
         };
-        let entry = Entry::new(
-            sandbox,
-            Arc::clone(&plan.ward),
-            false,
-            plan.network.clone(),
-        );
+        let entry = Entry::new(sandbox, Arc::clone(&plan.ward), false, plan.network.clone());
         // Taken before anybody can find the box: who wants to end it waits for us.
         let _turn = entry.turn.lock().await;
         self.make_room(&entry).await?;

@@ -5,8 +5,8 @@ use std::{
     sync::Mutex,
 };
 
-use sandkeep_model::{CreateSandbox, Error, Expiry, OnTimeout, Result, Sandbox, State};
 use sandkeep_moat::policy::Policy;
+use sandkeep_model::{CreateSandbox, Error, Expiry, OnTimeout, Result, Sandbox, State};
 use sandkeep_store::Idempotency;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -82,10 +82,7 @@ fn other_request(key: &str) -> Error {
 }
 
 /// The key with the hash of everything else in the request.
-pub fn given(
-    request: &CreateSandbox,
-    network: Option<&Policy>,
-) -> Result<Option<Idempotency>> {
+pub fn given(request: &CreateSandbox, network: Option<&Policy>) -> Result<Option<Idempotency>> {
     let Some(key) = &request.idempotency_key else {
         return Ok(None);
     };

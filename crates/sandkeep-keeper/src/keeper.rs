@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
+use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
     CreateSandbox, Error, Event, Expiry, GoneReason, Isolation, ListFilter, Page, Result, Sample,
     Sandbox, SandboxId, Secret, State, Template, Timestamp, Usage,
 };
-use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_store::Store;
 use sandkeep_vault::Vault;
 use sandkeep_ward::{Channel, Check, Ward};

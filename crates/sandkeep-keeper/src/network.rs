@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use sandkeep_model::{Code, Error, EventKind, Result, SandboxId, State};
 use sandkeep_moat::{
     AttachSpec, BoxMoat, ConnectionRecord, Denial, Hooks, Moat, Traffic,
     policy::{Policy, Standing},
 };
+use sandkeep_model::{Code, Error, EventKind, Result, SandboxId, State};
 use tokio::{
     sync::broadcast::{self, error::RecvError},
     time::Instant,
@@ -180,7 +180,9 @@ impl Core {
         }
         let written = self.store.set_network(id, &policy.to_json()).await?;
         if written.is_none() {
-            return Err(Error::internal("the ledger had the sandbox in another state"));
+            return Err(Error::internal(
+                "the ledger had the sandbox in another state",
+            ));
         }
         if !entry.reach.set(policy) {
             self.attach(&entry).await?;
@@ -222,7 +224,10 @@ impl Core {
                 batch.push(denied);
             }
             batch.retain(|(id, _)| self.may_tell(id));
-            let kinds: Vec<_> = batch.iter().map(|(id, denial)| (id, told(denial))).collect();
+            let kinds: Vec<_> = batch
+                .iter()
+                .map(|(id, denial)| (id, told(denial)))
+                .collect();
             if kinds.is_empty() {
                 continue;
             }

@@ -7,10 +7,10 @@ use std::{
 };
 
 use sandkeep_agent_client::Agent;
+use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
     GoneReason, Isolation, IsolationWish, Limits, Result, Sandbox, Secret, State, Timestamp,
 };
-use sandkeep_moat::policy::Policy;
 use sandkeep_store::{Claim, Idempotency};
 use sandkeep_vault::TemplateInfo;
 use sandkeep_ward::Ward;

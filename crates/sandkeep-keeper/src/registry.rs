@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use sandkeep_model::{Error, GoneReason, Result, Sandbox, SandboxId, Secret, State, Timestamp};
 use sandkeep_moat::policy::Policy;
+use sandkeep_model::{Error, GoneReason, Result, Sandbox, SandboxId, Secret, State, Timestamp};
 use sandkeep_ward::Ward;
 use tokio_util::sync::CancellationToken;
 
@@ -55,12 +55,7 @@ impl Face {
 }
 
 impl Entry {
-    pub fn new(
-        sandbox: Sandbox,
-        ward: Arc<dyn Ward>,
-        pooled: bool,
-        policy: Policy,
-    ) -> Arc<Self> {
+    pub fn new(sandbox: Sandbox, ward: Arc<dyn Ward>, pooled: bool, policy: Policy) -> Arc<Self> {
         Arc::new(Self {
             id: sandbox.id.clone(),
             ward,

@@ -85,12 +85,13 @@ impl Live {
         let found = File::open(format!("/proc/{}/ns/net", self.record.pid))
             .doing("opening the network namespace of the box")?;
         // Asked after it was opened: while PID 1 lives its number is nobody else's.
-        let same = proc::start_ticks(self.record.pid)
-            .is_ok_and(|ticks| ticks == self.record.start_ticks);
+        let same =
+            proc::start_ticks(self.record.pid).is_ok_and(|ticks| ticks == self.record.start_ticks);
         if same && self.runs() {
             return Ok(found.into());
         }
-        Err(io::Error::from(io::ErrorKind::NotFound)).doing("finding the network of a box that ended")
+        Err(io::Error::from(io::ErrorKind::NotFound))
+            .doing("finding the network of a box that ended")
     }
 
     /// Short enough for a socket address wherever the state directory is.

@@ -253,12 +253,18 @@ pub enum PolicyCommand {
         #[arg(long = "box", value_name = "BOX")]
         sandbox: Option<String>,
         /// By the policy in this file, or a profile
-        #[arg(long, value_name = "PROFILE|FILE", conflicts_with = "sandbox", required_unless_present = "sandbox")]
+        #[arg(
+            long,
+            value_name = "PROFILE|FILE",
+            conflicts_with = "sandbox",
+            required_unless_present = "sandbox"
+        )]
         file: Option<String>,
         #[arg(long, default_value = "GET")]
         method: String,
         /// https://host/path, or host:port
-        url: String,
+        #[arg(value_name = "URL")]
+        target: String,
     },
     /// Propose a policy from what a box was refused; changes nothing
     Suggest {
@@ -475,6 +481,24 @@ mod tests {
         for words in [["sandkeep", "--json", "ls"], ["sandkeep", "ls", "--json"]] {
             assert!(Cli::try_parse_from(words).unwrap().global.json);
         }
+    }
+
+    #[test]
+    fn the_url_to_test_is_not_that_of_the_server() {
+        let words = [
+            "sandkeep",
+            "policy",
+            "test",
+            "--file",
+            "open",
+            "https://a.test/",
+        ];
+        let cli = Cli::try_parse_from(words).unwrap();
+        assert!(!cli.global.url.contains("a.test"));
+        let Command::Policy(PolicyCommand::Test { target, .. }) = cli.command else {
+            panic!("not policy test")
+        };
+        assert_eq!(target, "https://a.test/");
     }
 
     #[test]

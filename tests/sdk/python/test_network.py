@@ -44,7 +44,7 @@ def test_internet_is_open_when_asked_for(server, make):
 def test_names_are_allowed_out_of_a_closed_box(server, make):
     box = make(network={"allow_out": ["*.example.org", "192.0.2.7"], "deny_out": [ALL_TRAFFIC]})
     shown = detail(server, box)["network"]
-    assert shown == {"allowOut": ["*.example.org", "192.0.2.7/32"], "denyOut": [ALL_TRAFFIC]}
+    assert shown == {"allowOut": ["*.example.org", "192.0.2.7"], "denyOut": [ALL_TRAFFIC]}
     assert attempt(box, "192.0.2.1", 443) in REFUSED
     assert attempt(box, "example.net", 443) == "gaierror"
 

@@ -42,7 +42,9 @@ pub(crate) fn policy(
             _ => {
                 return Err(not_yet(&format!("the network setting `{name}`"))
                     .field(field)
-                    .hint("leave it out; allowOut, denyOut and allow_internet_access can be used"));
+                    .hint(
+                        "leave it out; allowOut, denyOut and allow_internet_access can be used",
+                    ));
             }
         }
     }
@@ -60,13 +62,18 @@ fn is_empty(value: &Value) -> bool {
 
 fn texts(field: &str, value: &Value) -> Result<Vec<String>> {
     serde_json::from_value(value.clone()).map_err(|_| {
-        Error::invalid(field, format!("{field} must be a list of texts")).hint("e.g. [\"0.0.0.0/0\"]")
+        Error::invalid(field, format!("{field} must be a list of texts"))
+            .hint("e.g. [\"0.0.0.0/0\"]")
     })
 }
 
 /// What the SDKs show of a policy. Ports and HTTP rules have no words there.
 pub(crate) fn shown(policy: &Policy) -> Value {
-    let allow: Vec<String> = policy.allow.iter().map(|rule| rule.to.to_string()).collect();
+    let allow: Vec<String> = policy
+        .allow
+        .iter()
+        .map(|rule| rule.to.to_string())
+        .collect();
     let mut deny: Vec<String> = policy.deny.iter().map(ToString::to_string).collect();
     if policy.standing == Standing::Deny {
         deny.insert(0, "0.0.0.0/0".to_owned());
@@ -100,8 +107,8 @@ pub(crate) async fn put(
             .into());
         }
     };
-    let policy = policy(Some(&body), access)?
-        .unwrap_or_else(|| state.keeper.standing_policy().clone());
+    let policy =
+        policy(Some(&body), access)?.unwrap_or_else(|| state.keeper.standing_policy().clone());
     state.keeper.set_network(&id, policy).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -126,7 +133,7 @@ mod tests {
         assert_eq!(internet_access(&some), None);
         assert_eq!(
             shown(&some),
-            json!({"allowOut": ["*.example.org", "192.0.2.1/32"], "denyOut": ["0.0.0.0/0"]})
+            json!({"allowOut": ["*.example.org", "192.0.2.1"], "denyOut": ["0.0.0.0/0"]})
         );
         assert_eq!(policy(None, Some(true)).unwrap(), Some(Policy::open()));
         assert_eq!(internet_access(&Policy::open()), Some(true));
@@ -146,7 +153,10 @@ mod tests {
             ("maskRequestHost", json!("x")),
             ("httpsPorts", json!([443])),
             ("egressProxy", json!({"address": "p:1"})),
-            ("rules", json!({"h.example": [{"transform": {"headers": {"A": "b"}}}]})),
+            (
+                "rules",
+                json!({"h.example": [{"transform": {"headers": {"A": "b"}}}]}),
+            ),
             ("dnsServers", json!(["1.1.1.1"])),
             ("somethingNew", json!(true)),
         ] {

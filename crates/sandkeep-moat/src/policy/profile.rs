@@ -56,7 +56,10 @@ impl FromStr for Profile {
                     "network.profile",
                     format!("there is no profile \"{}\"", shown.escape_debug()),
                 )
-                .hint(format!("there are: {}", Self::ALL.map(Self::name).join(", ")))
+                .hint(format!(
+                    "there are: {}",
+                    Self::ALL.map(Self::name).join(", ")
+                ))
             })
     }
 }

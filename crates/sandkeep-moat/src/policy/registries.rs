@@ -142,7 +142,9 @@ impl Registries {
                 .unwrap_or(rest.len());
             let authority = &rest[..end];
             // A password may stand before the host.
-            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+            let host = authority
+                .rsplit_once('@')
+                .map_or(authority, |(_, host)| host);
             if let Ok((host, given)) = Host::parse_authority(host)
                 && self.found.len() < MOST
             {
@@ -202,11 +204,26 @@ mod tests {
     #[test]
     fn every_client_is_understood() {
         let files = [
-            ("etc/apt/sources.list", "# deb http://old.example/ a main\ndeb [signed-by=/x] http://deb.example/debian a main\n"),
-            ("etc/apt/sources.list.d/more.sources", "Types: deb\nURIs: https://more.example/debian http://two.example:8080\nSuites: a\n"),
-            ("etc/pip.conf", "[global]\nindex-url = https://user:word@pip.example/simple\nproxy = http://proxy.example:3128\n"),
-            ("home/.npmrc", "registry=https://npm.example/\n@me:registry=https://own.example:8443/\n//npm.example/:_authToken=x\n"),
-            ("home/.cargo/config.toml", "[source.x]\nregistry = \"sparse+https://cargo.example/index/\"\n[net]\noffline = false\n"),
+            (
+                "etc/apt/sources.list",
+                "# deb http://old.example/ a main\ndeb [signed-by=/x] http://deb.example/debian a main\n",
+            ),
+            (
+                "etc/apt/sources.list.d/more.sources",
+                "Types: deb\nURIs: https://more.example/debian http://two.example:8080\nSuites: a\n",
+            ),
+            (
+                "etc/pip.conf",
+                "[global]\nindex-url = https://user:word@pip.example/simple\nproxy = http://proxy.example:3128\n",
+            ),
+            (
+                "home/.npmrc",
+                "registry=https://npm.example/\n@me:registry=https://own.example:8443/\n//npm.example/:_authToken=x\n",
+            ),
+            (
+                "home/.cargo/config.toml",
+                "[source.x]\nregistry = \"sparse+https://cargo.example/index/\"\n[net]\noffline = false\n",
+            ),
         ];
         let variables = [("GOPROXY", "https://go.example|https://go2.example,direct")];
         assert_eq!(

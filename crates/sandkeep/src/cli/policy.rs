@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, io::Write, net::IpAddr, path::Path};
 
 use http::Method;
-use sandkeep_model::{Error, Result};
 use sandkeep_moat::policy::{AddressGuard, Policy, Profile};
+use sandkeep_model::{Error, Result};
 use serde_json::{Value, json};
 
 use super::{
@@ -47,9 +47,9 @@ pub async fn policy(client: &Client, output: Output, command: PolicyCommand) -> 
             sandbox,
             file,
             method,
-            url,
+            target,
         } => {
-            let mut asked = json!({"url": url, "method": method});
+            let mut asked = json!({"url": target, "method": method});
             match (sandbox, file) {
                 (Some(sandbox), None) => asked["sandbox_id"] = client.find(&sandbox).await?.into(),
                 (None, Some(file)) => asked["policy"] = named(&file)?,
@@ -104,7 +104,10 @@ async fn suggest(client: &Client, output: Output, sandbox: &str) -> anyhow::Resu
     if suggestion.added.is_empty() {
         writeln!(stderr, "nothing to add: this is the policy as it is")?;
     } else {
-        writeln!(stderr, "read it, save it, and apply it with `sandkeep policy set {id} FILE`")?;
+        writeln!(
+            stderr,
+            "read it, save it, and apply it with `sandkeep policy set {id} FILE`"
+        )?;
     }
     output.json(&suggestion.policy)?;
     Ok(0)
@@ -223,7 +226,8 @@ mod tests {
 
     #[test]
     fn a_suggestion_adds_what_was_refused_and_can_be_opened() {
-        let policy = json!({"default": "deny", "allow": [{"to": "a.test"}], "deny": [], "limits": {}});
+        let policy =
+            json!({"default": "deny", "allow": [{"to": "a.test"}], "deny": [], "limits": {}});
         let denials = [
             json!({"host": "b.test", "port": 0, "count": 4}),
             json!({"host": "c.test", "port": 0, "count": 1}),

@@ -89,9 +89,7 @@ async fn make(client: &Client, wish: &BoxArgs, timeout: Span) -> Result<Value> {
     if let Some(network) = policy::wish(client, wish).await? {
         body["network"] = network;
     }
-    let request = client
-        .request(Method::POST, &["sandboxes"])?
-        .json(&body);
+    let request = client.request(Method::POST, &["sandboxes"])?.json(&body);
     client.json(request).await
 }
 

@@ -116,7 +116,12 @@ fn event_line(event: &Value) -> String {
             None => "has no end".to_owned(),
         },
         Some("egress_denied") => {
-            format!("refused {}:{}: {}", text("host"), event["port"], text("why"))
+            format!(
+                "refused {}:{}: {}",
+                text("host"),
+                event["port"],
+                text("why")
+            )
         }
         Some(other) => clean(other),
         None => String::new(),
