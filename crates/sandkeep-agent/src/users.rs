@@ -43,13 +43,15 @@ pub struct Names {
 }
 
 impl Names {
+    /// From the text of both files.
+    pub fn from_text(passwd: String, group: String) -> Self {
+        Self { passwd, group }
+    }
+
     /// Reads both files; one that cannot be read knows no names.
     pub fn load() -> Self {
         let read = |path| read_bounded(Path::new(path)).unwrap_or_default();
-        Self {
-            passwd: read(PASSWD),
-            group: read(GROUP),
-        }
+        Self::from_text(read(PASSWD), read(GROUP))
     }
 
     /// The user's name, or the number as text.
@@ -86,7 +88,8 @@ pub(crate) fn read_bounded(path: &Path) -> io::Result<String> {
     })
 }
 
-fn find_user(passwd: &str, wanted: impl Fn(&User) -> bool) -> Option<User> {
+/// The first user in the text of a passwd file that is wanted.
+pub fn find_user(passwd: &str, wanted: impl Fn(&User) -> bool) -> Option<User> {
     passwd.lines().filter_map(parse_user).find(wanted)
 }
 
@@ -128,7 +131,8 @@ fn parse_groups(text: &str) -> impl Iterator<Item = Group<'_>> {
     })
 }
 
-fn member_groups(group_file: &str, user: &User) -> Vec<u32> {
+/// The user's own group and those of a group file's text that list the user.
+pub fn member_groups(group_file: &str, user: &User) -> Vec<u32> {
     let mut groups = vec![user.gid];
     for group in parse_groups(group_file) {
         let is_member = group

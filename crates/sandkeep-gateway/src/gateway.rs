@@ -6,7 +6,7 @@ use std::{
 
 use axum::extract::ConnectInfo;
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, request::Parts};
+use http::{Method, Request, Response, StatusCode, header::AUTHORIZATION, request::Parts};
 use http_body_util::{BodyExt, Limited};
 use sandkeep_agent_api::ENVD_PORT;
 use sandkeep_agent_client::BoxError;
@@ -15,7 +15,7 @@ use sandkeep_model::SandboxId;
 
 use crate::{
     Body, Boxes, GatewayConfig, Route, Target,
-    access::{Door, check, door},
+    access::{Door, TOKEN_HEADER, check, door},
     answer::{self, Failure},
     headers::{Asked, wanted_upgrade},
     pool::Pool,
@@ -117,7 +117,7 @@ impl<K: Boxes> Gateway<K> {
         B::Error: Into<BoxError>,
     {
         let upgrade = wanted_upgrade(request.headers()).map(|_| hyper::upgrade::on(&mut request));
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let body = match self.bounded(body) {
             Ok(body) => body,
             Err(refused) => return refused,
@@ -132,7 +132,13 @@ impl<K: Boxes> Gateway<K> {
             match self.admit(&id, &parts) {
                 Err(answer) => return *answer,
                 Ok(false) => Err(Failure::NoBox),
-                Ok(true) => to_agent::forward(&self.boxes, &self.pool, &id, parts, body).await,
+                Ok(true) => {
+                    if !parts.headers.contains_key(TOKEN_HEADER) {
+                        // Let in by a signature, which names the user; only the token may name another.
+                        parts.headers.remove(AUTHORIZATION);
+                    }
+                    to_agent::forward(&self.boxes, &self.pool, &id, parts, body).await
+                }
             }
         } else {
             if parts.method == Method::CONNECT {

@@ -4,7 +4,6 @@
 //! and mints short-lived tokens bound to one box and one audience. [`metadata`] is what a box
 //! sees of it.
 
-mod audience;
 mod claims;
 mod issuer;
 mod key;
@@ -13,9 +12,9 @@ pub mod metadata;
 mod sessions;
 mod urls;
 
-pub use audience::{Audience, Label, Scopes};
 pub use claims::{BoxIdentity, Claims, Lifetime};
 pub use issuer::{Issuer, IssuerConfig, Minted};
 pub use key::SigningAlgorithm;
+pub use sandkeep_model::{Audience, Label, Scopes};
 pub use sessions::Sessions;
 pub use urls::{IssuerUrl, TrustDomain};

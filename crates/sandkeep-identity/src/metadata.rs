@@ -29,8 +29,10 @@ Metadata of this Sandkeep box.
   GET /v1/identity              who this box is, as JSON
   GET /v1/token?audience=URL    a signed token (JWT) for that audience, good for 15 minutes
   GET /why?host=NAME            whether this box may reach NAME, and why not
+  GET /policy                   what this box may reach
+  GET /denials                  what was refused of late
 
-The two in the middle need the header X-Sandkeep-Metadata-Token with the session token:
+Identity and token need the header X-Sandkeep-Metadata-Token with the session token:
 
   S=$(curl -sX PUT -H 'X-Sandkeep-Metadata-Ttl-Seconds: 600' http://sandkeep.internal/v1/session)
   curl -sH \"X-Sandkeep-Metadata-Token: $S\" http://sandkeep.internal/v1/identity

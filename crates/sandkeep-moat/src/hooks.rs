@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     denials::{Denial, Via},
-    policy::{Host, Policy},
+    policy::Host,
     proxy::Intercepted,
     state::BoxView,
 };
@@ -66,7 +66,7 @@ impl Hooks for NoHooks {
 pub trait Interceptor: Send + Sync {
     /// Whether this connection is to be taken over instead of being passed on unseen. Connections
     /// whose policy has HTTP rules for the host always are.
-    fn wants(&self, id: &SandboxId, host: &Host, port: u16, policy: &Policy) -> bool;
+    fn wants(&self, from: &BoxView, host: &Host, port: u16) -> bool;
 
     /// Serves the connection to its end. The future is dropped when the policy no longer lets the
     /// host through or the box goes away, so nothing of it may live on in other tasks.

@@ -10,6 +10,8 @@ mod denials;
 mod dns;
 mod edge;
 mod hooks;
+mod inside;
+mod intercept;
 mod limits;
 mod moat;
 mod probe;
@@ -23,6 +25,8 @@ pub use edge::{BOX_V4, BOX_V6, INSIDE_V4};
 pub use hooks::{
     BoxFuture, ConnectionRecord, Hooks, Inside, Interceptor, NoHooks, Phase, Place, Visit,
 };
+pub use inside::InsideDesk;
+pub use intercept::{InterceptConfig, NoSecrets, SecretSource, SecretUse, TlsInterceptor, Trust};
 pub use moat::{AttachSpec, BoxMoat, Moat, MoatConfig};
 pub use probe::probe;
 pub use proxy::{BoxStream, DialError, Intercepted, Wayout, refusal};

@@ -3,11 +3,10 @@
 use std::{fmt, io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_model::{Error, Result, SandboxId, Secret};
 use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
     sync::Semaphore,
-    task::JoinHandle,
 };
 
 use crate::{
@@ -15,7 +14,7 @@ use crate::{
     dns::{self, Resolver, UpstreamDns},
     edge::{self, Listeners},
     hooks::{Hooks, Inside, Interceptor, NoHooks},
-    policy::{AddressGuard, Policy},
+    policy::{AddressGuard, Binding, Policy},
     proxy,
     state::{BoxState, BoxView, Patience, Shared, Why},
     traffic::Traffic,
@@ -36,6 +35,9 @@ pub struct MoatConfig {
     pub interceptor: Option<Arc<dyn Interceptor>>,
     /// What answers at `sandkeep.internal` and 169.254.169.254.
     pub inside: Option<Arc<dyn Inside>>,
+    /// The keys of the boxes' authorities are made from it, so that boxes that are adopted go on
+    /// trusting theirs. It signs for every host: keep it as the key of the secrets is kept.
+    pub authority_seed: Option<Secret>,
     /// Open connections one box may have, whatever its policy says.
     pub most_connections: u32,
     pub patience: Patience,
@@ -49,6 +51,7 @@ impl Default for MoatConfig {
             hooks: Arc::new(NoHooks),
             interceptor: None,
             inside: None,
+            authority_seed: None,
             most_connections: 4096,
             patience: Patience::default(),
         }
@@ -92,6 +95,7 @@ impl Moat {
                 hooks: config.hooks,
                 interceptor: config.interceptor,
                 inside: config.inside,
+                authority_seed: config.authority_seed,
                 most_connections: config.most_connections,
                 patience: config.patience,
             }),
@@ -123,8 +127,10 @@ impl Moat {
                 "the listeners of the moat can not be served: {error}"
             ))
         })?;
-        let server = tokio::spawn(serve(Arc::clone(&state), sockets));
-        Ok(BoxMoat { state, server })
+        let gone = state.gone.clone();
+        let server = serve(Arc::clone(&state), sockets);
+        state.tasks.spawn(gone.run_until_cancelled_owned(server));
+        Ok(BoxMoat { state })
     }
 }
 
@@ -132,7 +138,6 @@ impl Moat {
 #[derive(Debug)]
 pub struct BoxMoat {
     state: Arc<BoxState>,
-    server: JoinHandle<()>,
 }
 
 impl BoxMoat {
@@ -147,6 +152,17 @@ impl BoxMoat {
     /// Holds from now on; open connections it does not bear are reset.
     pub fn set_policy(&self, policy: Policy) {
         self.state.set_policy(policy);
+    }
+
+    /// The certificate the box must trust for hosts under interception, as PEM. Made when first
+    /// asked for. A box that is adopted needs it again, unless there is an `authority_seed`.
+    pub fn ca_pem(&self) -> Result<String> {
+        Ok(self.state.authority()?.pem().to_owned())
+    }
+
+    /// What is added to requests, from the next one on. Never adds to what the policy allows.
+    pub fn set_bindings(&self, bindings: Vec<Binding>) {
+        self.state.keys.set_bindings(bindings);
     }
 
     /// Newest first.
@@ -167,14 +183,18 @@ impl BoxMoat {
         BoxView(Arc::clone(&self.state))
     }
 
-    /// Closes everything, as dropping does.
-    pub fn detach(self) {}
+    /// Closes everything and returns when it is closed. Dropping does the same without waiting.
+    pub async fn detach(self) {
+        let tasks = self.state.tasks.clone();
+        drop(self);
+        tasks.wait().await;
+    }
 }
 
 impl Drop for BoxMoat {
     fn drop(&mut self) {
         self.state.gone.cancel();
-        self.server.abort();
+        self.state.tasks.close();
     }
 }
 
@@ -246,7 +266,7 @@ fn take(
 ) -> io::Result<()> {
     match accepted {
         Ok((stream, _)) => {
-            tokio::spawn(proxy::serve(Arc::clone(state), stream));
+            state.tasks.spawn(proxy::serve(Arc::clone(state), stream));
             Ok(())
         }
         // The client gave up first.

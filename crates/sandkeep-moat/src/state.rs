@@ -6,15 +6,16 @@ use std::{
     time::Duration,
 };
 
-use sandkeep_model::{SandboxId, Timestamp};
+use sandkeep_model::{SandboxId, Secret, Timestamp};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     denials::{Denial, Denials, Via},
     dns::{Names, Resolver},
     hooks::{Hooks, Inside, Interceptor},
+    intercept::{Authority, BoxKeys},
     limits::Limiter,
     policy::{AddressGuard, Explanation, Host, Policy, explain},
     traffic::{Counters, Traffic},
@@ -22,6 +23,7 @@ use crate::{
 
 /// Queries of one box under way at the same time.
 const DNS_AT_ONCE: usize = 64;
+const LONGEST_REASON: usize = 1024;
 
 /// How long a box may take to say what it wants. No connection is held open by saying nothing.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +54,7 @@ pub(crate) struct Shared {
     pub hooks: Arc<dyn Hooks>,
     pub interceptor: Option<Arc<dyn Interceptor>>,
     pub inside: Option<Arc<dyn Inside>>,
+    pub authority_seed: Option<Secret>,
     pub most_connections: u32,
     pub patience: Patience,
 }
@@ -66,7 +69,10 @@ pub(crate) struct BoxState {
     pub traffic: Counters,
     pub limiter: Arc<Limiter>,
     pub dns_slots: Arc<Semaphore>,
+    pub keys: BoxKeys,
     pub gone: CancellationToken,
+    /// Everything that runs for this box.
+    pub tasks: TaskTracker,
 }
 
 /// Something a box tried.
@@ -89,7 +95,9 @@ impl BoxState {
             traffic: Counters::default(),
             limiter: Arc::new(limiter),
             dns_slots: Arc::new(Semaphore::new(DNS_AT_ONCE)),
+            keys: BoxKeys::default(),
             gone: CancellationToken::new(),
+            tasks: TaskTracker::new(),
         }
     }
 
@@ -105,6 +113,11 @@ impl BoxState {
     pub fn set_policy(&self, policy: Policy) {
         self.limiter.restart(&policy.limits);
         self.policy.send_replace(Arc::new(policy));
+    }
+
+    pub fn authority(&self) -> sandkeep_model::Result<Arc<Authority>> {
+        let seed = self.shared.authority_seed.as_ref();
+        self.keys.authority(&self.id, seed)
     }
 
     pub fn guard(&self) -> &AddressGuard {
@@ -126,8 +139,8 @@ impl BoxState {
             via: attempt.via,
             host: attempt.host.clone(),
             port: attempt.port,
-            why,
-            hint,
+            why: bounded(why),
+            hint: bounded(hint),
             first: now,
             last: now,
             count: 1,
@@ -146,6 +159,12 @@ impl BoxState {
     pub fn traffic(&self) -> Traffic {
         self.traffic.read(self.limiter.active())
     }
+}
+
+/// Boxes choose the paths and names in it; many refusals are kept.
+fn bounded(mut reason: String) -> String {
+    reason.truncate(reason.floor_char_boundary(LONGEST_REASON));
+    reason
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// A failed `/files` request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FileError {
+pub struct FileError {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
 }

@@ -18,7 +18,7 @@ pub mod negotiate;
 mod open;
 mod ops;
 mod params;
-mod query;
+pub mod query;
 pub mod range;
 mod remove;
 mod upload;

@@ -267,7 +267,8 @@ fn take_headers(rest: &[u8]) -> Result<Option<(PartHead, usize)>, MultipartError
         return Err(MultipartError::NoDisposition);
     }
     let Some(end) = memchr::memmem::find(rest, b"\r\n\r\n") else {
-        if rest.len() > MAX_HEADER_BYTES {
+        // A block of exactly the limit may have all but the last byte of its end here.
+        if rest.len() > MAX_HEADER_BYTES + 3 {
             return Err(MultipartError::HeaderTooLarge);
         }
         return Ok(None);
@@ -413,6 +414,19 @@ mod tests {
             read("XX", &[&preamble]),
             Err(MultipartError::NoFirstBoundary)
         );
+    }
+
+    #[test]
+    fn headers_of_exactly_the_limit_are_read_however_their_end_is_cut() {
+        let mut body = b"--XX\r\nContent-Disposition: form-data; name=".to_vec();
+        let start = b"--XX\r\n".len();
+        body.resize(start + MAX_HEADER_BYTES, b'a');
+        body.extend_from_slice(b"\r\n\r\nx\r\n--XX--");
+        let whole = read("XX", &[&body]).expect("whole");
+        for at in 0..5 {
+            let (one, two) = body.split_at(start + MAX_HEADER_BYTES + at);
+            assert_eq!(read("XX", &[one, two]).expect("cut"), whole, "cut at {at}");
+        }
     }
 
     #[test]

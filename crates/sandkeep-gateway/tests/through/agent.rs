@@ -180,6 +180,47 @@ async fn a_signed_url_needs_no_box_and_no_token() {
     assert_eq!(std::fs::read_to_string(path).unwrap(), "content");
 }
 
+#[tokio::test]
+async fn a_signed_path_binds_however_its_key_is_spelled() {
+    let world = World::new().await;
+    let inside = |name: &str| world.files.path().join(name);
+    let (granted, other) = (inside("granted"), inside("other"));
+    let url = signed(granted.to_str().unwrap(), Operation::Write, None);
+    // An upload without a path goes where the part's file name says.
+    let form = format!(
+        "--b\r\ncontent-disposition: form-data; name=file; filename=\"{}\"\r\n\r\nx\r\n--b--",
+        other.to_str().unwrap()
+    );
+    let mut request = plain("POST", &url.replace("?path=", "?%70ath="), full(form));
+    let form_type = "multipart/form-data; boundary=b".parse().unwrap();
+    request.headers_mut().insert("content-type", form_type);
+    let (head, _) = world.ask(request).await;
+    assert_eq!(head.status, 200);
+    assert!(granted.exists());
+    assert!(!other.exists());
+}
+
+#[tokio::test]
+async fn a_signed_url_does_not_choose_its_user() {
+    let world = World::new().await;
+    let path = world.files.path().join("mine");
+    let path = path.to_str().unwrap();
+    let coded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+    let signature = sign(path, Operation::Write, None, &Secret::new(TOKEN), None);
+    let url = format!(
+        "/files?path={}&signature={}",
+        coded(path),
+        coded(&signature)
+    );
+    // Nobody of this name is in the box: were it passed on, the agent would refuse.
+    let mut request = plain("POST", &url, full("x"));
+    let credentials = "Basic bm8tc3VjaC11c2VyOg==".parse().unwrap();
+    request.headers_mut().insert("authorization", credentials);
+    let (head, body) = world.ask(request).await;
+    // The default user of the machine that runs the tests may not write here, which is fine.
+    assert!(matches!(head.status.as_u16(), 200 | 403), "{body:?}");
+}
+
 /// Goes on as long as the agent (these tests) lives, so that nothing is left behind.
 const LINGER: &str = "echo hi; while kill -0 $PPID 2>/dev/null; do sleep 0.2; done";
 

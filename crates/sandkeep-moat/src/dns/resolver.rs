@@ -144,7 +144,7 @@ fn clean(message: &Message, name: &Name, kind: RecordType, guard: &AddressGuard)
             }
             _ if record.record_type() != kind => {}
             RData::HTTPS(https) => {
-                records.push(with_data(record, RData::HTTPS(HTTPS(bare(https)))))
+                records.push(with_data(record, RData::HTTPS(HTTPS(bare(https)))));
             }
             RData::SVCB(svcb) => records.push(with_data(record, RData::SVCB(bare(svcb)))),
             _ => match address_of(record).filter(|address| guard.refuses(*address).is_some()) {

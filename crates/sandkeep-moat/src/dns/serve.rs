@@ -13,12 +13,15 @@ use crate::state::BoxState;
 
 /// A resolver library asks a handful of names over one connection.
 const MAX_PER_CONNECTION: usize = 128;
+/// Datagrams taken in one go.
+const AT_ONCE: usize = 64;
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Takes what is there and answers each query in a task of its own. Returns when nothing is left.
+/// Takes what is there and answers each query in a task of its own. Returns when nothing is left,
+/// or when others should have their turn.
 pub async fn datagrams(state: &Arc<BoxState>, socket: &Arc<UdpSocket>) -> io::Result<()> {
     socket.readable().await?;
-    loop {
+    for _ in 0..AT_ONCE {
         // On the stack and only for a moment: a quiet box holds no buffer.
         let mut buffer = [0_u8; MAX_QUERY + 1];
         match socket.try_recv_from(&mut buffer) {
@@ -31,6 +34,8 @@ pub async fn datagrams(state: &Arc<BoxState>, socket: &Arc<UdpSocket>) -> io::Re
             Err(error) => return Err(error),
         }
     }
+    tokio::task::yield_now().await;
+    Ok(())
 }
 
 fn take(state: &Arc<BoxState>, socket: &Arc<UdpSocket>, bytes: Vec<u8>, from: SocketAddr) {
@@ -39,7 +44,8 @@ fn take(state: &Arc<BoxState>, socket: &Arc<UdpSocket>, bytes: Vec<u8>, from: So
         return;
     };
     let (state, socket) = (Arc::clone(state), Arc::clone(socket));
-    tokio::spawn(async move {
+    let tasks = state.tasks.clone();
+    tasks.spawn(async move {
         let _slot = slot;
         let work = async {
             if let Some(reply) = answer(&state, &bytes, false).await {

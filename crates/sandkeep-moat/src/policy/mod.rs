@@ -1,6 +1,7 @@
 //! What a box may reach, as types: parsed once, decided in one place.
 
 mod address;
+mod binding;
 mod decide;
 mod document;
 mod e2b;
@@ -10,6 +11,7 @@ mod registries;
 mod rule;
 
 pub use address::{AddressGuard, Forbidden};
+pub use binding::{Binding, MAX_BINDINGS, Place, Source};
 pub use decide::{Decision, Explanation, HttpTarget, Target, explain};
 pub use document::{EgressLimits, MAX_RULES, Policy, Standing};
 pub use e2b::{E2bNetwork, E2bRule, E2bTransform};

@@ -186,6 +186,12 @@ impl PathPattern {
     }
 }
 
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 fn is_ambiguous(path: &str) -> bool {
     let lower = path.to_ascii_lowercase();
     lower.contains("//")

@@ -18,7 +18,7 @@ use super::{
     peek::{Kind, Peeked, peek, read_more},
     seam::Intercepted,
     stream::BoxStream,
-    verdict::{Basis, ByAddress, Sight, by_address, names_may_help},
+    verdict::{Basis, ByAddress, OPEN, Sight, by_address, names_may_help},
 };
 use crate::{
     denials::Via,
@@ -26,7 +26,7 @@ use crate::{
     edge::{INSIDE_V4, original_destination},
     hooks::Place,
     policy::{Decision, Host, Policy},
-    state::{Attempt, BoxState, Patience},
+    state::{Attempt, BoxState, BoxView, Patience},
 };
 
 /// A client that has something to say says it at once: it is on the same machine. One that says
@@ -44,7 +44,7 @@ pub(super) struct Connection {
 }
 
 /// A refusal with the words for it.
-pub(super) struct No {
+pub(crate) struct No {
     pub why: String,
     pub hint: String,
 }
@@ -73,6 +73,11 @@ pub async fn serve(state: Arc<BoxState>, stream: TcpStream) {
     // Slower small writes are the only loss when this fails.
     drop(stream.set_nodelay(true));
     if to.port() == 53 {
+        // They count like queries under way: a box does not hold more of them open.
+        let Ok(_slot) = Arc::clone(&state.dns_slots).try_acquire_owned() else {
+            reset(&stream);
+            return;
+        };
         let gone = state.gone.clone();
         // How it ends is the asker's affair.
         drop(gone.run_until_cancelled(dns::stream(&state, stream)).await);
@@ -133,28 +138,41 @@ impl Connection {
             return self.refuse(Via::Tcp, &Host::from(self.to.ip()), no);
         }
         let by_address = by_address(&self.state, policy, self.to);
-        let patience = if by_address.is_none() && names_may_help(policy, self.to.port()) {
-            self.patience().name_within
+        let by_rule = by_address
+            .as_ref()
+            .is_some_and(|found| found.whatever_is_said);
+        let Patience {
+            name_within,
+            decide_within,
+            ..
+        } = self.patience();
+        let first = if by_address.is_none() && names_may_help(policy, self.to.port()) {
+            name_within
         } else {
             SERVER_FIRST_AFTER
         };
-        let decide_within = self.patience().decide_within;
-        match peek(&self.socket, &mut self.head, patience, decide_within).await {
-            Ok(Peeked::Kind(kind)) => self.decide(kind, by_address, policy).await,
-            Ok(Peeked::Silent) => match by_address {
-                Some(found) => self.server_first(found).await,
-                None => {
-                    self.refuse_address("it said nothing, and its address alone is not allowed")
-                }
-            },
-            Ok(Peeked::Closed) if by_address.is_some() => End::Clean,
-            Ok(Peeked::Closed) => {
-                self.refuse_address("it said nothing, and its address alone is not allowed")
+        // Where the address alone decides, what is said matters little: no need to wait for it.
+        let rest = if by_rule {
+            SERVER_FIRST_AFTER
+        } else {
+            decide_within
+        };
+        const SILENT: &str = "it said nothing, and its address alone is not allowed";
+        match (
+            peek(&self.socket, &mut self.head, first, rest).await,
+            by_address,
+        ) {
+            (Ok(Peeked::Kind(kind)), found) => self.decide(kind, found, policy).await,
+            (Ok(Peeked::Silent), Some(found)) => self.server_first(found).await,
+            (Ok(Peeked::Unfinished), Some(found)) if by_rule => {
+                self.pass(Via::Tcp, found.basis, found.rule, None).await
             }
-            Ok(Peeked::Unfinished) => {
+            (Ok(Peeked::Unfinished), _) => {
                 self.refuse_address("it began a request and did not finish it")
             }
-            Err(_) => End::Reset,
+            (Ok(Peeked::Closed), Some(_)) => End::Clean,
+            (Ok(Peeked::Closed | Peeked::Silent), _) => self.refuse_address(SILENT),
+            (Err(_), _) => End::Reset,
         }
     }
 
@@ -189,18 +207,18 @@ impl Connection {
     }
 
     async fn decide(self, kind: Kind, by_address: Option<ByAddress>, policy: &Policy) -> End {
-        let by_rule = by_address.clone().filter(ByAddress::is_by_rule);
+        let by_rule = by_address.clone().filter(|found| found.whatever_is_said);
         match kind {
             Kind::Tls => self.tls(by_rule, policy).await,
             Kind::Http1 => http::serve(self, by_rule).await,
             Kind::Http2 | Kind::Odd => match by_rule {
-                Some(found) => self.pass(Via::Tcp, found, None).await,
+                Some(found) => self.pass(Via::Tcp, found.basis, found.rule, None).await,
                 None => self.refuse_address(
                     "HTTP/2 without TLS hides which host each request is for, and so does malformed HTTP",
                 ),
             },
             Kind::Raw => match by_address {
-                Some(found) => self.pass(Via::Tcp, found, None).await,
+                Some(found) => self.pass(Via::Tcp, found.basis, found.rule, None).await,
                 None => self.refuse_address("its address is not allowed, and it names no host"),
             },
         }
@@ -218,7 +236,7 @@ impl Connection {
         let port = self.to.port();
         let Some(host) = hello.server else {
             return match by_rule {
-                Some(found) => self.pass(Via::Tls, found, None).await,
+                Some(found) => self.pass(Via::Tls, found.basis, found.rule, None).await,
                 None => self.refuse_address(
                     "it is TLS without a server name (SNI), and its address is not allowed",
                 ),
@@ -226,7 +244,7 @@ impl Connection {
         };
         let wanted = self.state.shared.interceptor.clone().filter(|interceptor| {
             policy.needs_interception(&host, port)
-                || interceptor.wants(&self.state.id, &host, port, policy)
+                || interceptor.wants(&BoxView(Arc::clone(&self.state)), &host, port)
         });
         let sight = if wanted.is_some() {
             Sight::Seen
@@ -236,7 +254,7 @@ impl Connection {
         let basis = Basis::Name(host.clone());
         match basis.decide(port, sight, policy, self.state.guard()) {
             // Where everything is open a hidden name hides nothing from the policy.
-            Decision::Allow { rule } if hello.encrypted && rule != "open" && by_rule.is_none() => {
+            Decision::Allow { rule } if hello.encrypted && rule != OPEN && by_rule.is_none() => {
                 let no = No::new(
                     "its ClientHello is encrypted (ECH), so the real host can not be seen",
                     "switch ECH off in this program; our resolver gives out no keys for it",
@@ -245,10 +263,10 @@ impl Connection {
             }
             Decision::Allow { rule } => match wanted {
                 Some(interceptor) => self.intercept(interceptor, basis, rule).await,
-                None => self.pass(Via::Tls, ByAddress { basis, rule }, None).await,
+                None => self.pass(Via::Tls, basis, rule, None).await,
             },
             Decision::Deny { why, hint } => match by_rule {
-                Some(found) => self.pass(Via::Tls, found, None).await,
+                Some(found) => self.pass(Via::Tls, found.basis, found.rule, None).await,
                 None => self.refuse(Via::Tls, &host, No { why, hint }),
             },
         }
@@ -291,7 +309,9 @@ impl Connection {
             }
         };
         if greeted {
-            return self.pass(Via::Tcp, found, Some(upstream)).await;
+            return self
+                .pass(Via::Tcp, found.basis, found.rule, Some(upstream))
+                .await;
         }
         let policy = self.state.policy();
         self.watch = watch;
@@ -301,13 +321,19 @@ impl Connection {
             ..
         } = self.patience();
         match peek(&self.socket, &mut self.head, name_within, decide_within).await {
-            Ok(Peeked::Kind(Kind::Raw)) => self.pass(Via::Tcp, found, Some(upstream)).await,
+            Ok(Peeked::Kind(Kind::Raw)) => {
+                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream))
+                    .await
+            }
             Ok(Peeked::Kind(kind)) => {
                 drop(upstream);
                 let again = by_address(&self.state, &policy, self.to);
                 Box::pin(self.decide(kind, again, &policy)).await
             }
-            Ok(Peeked::Closed) => self.pass(Via::Tcp, found, Some(upstream)).await,
+            Ok(peeked) if peeked == Peeked::Closed || found.whatever_is_said => {
+                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream))
+                    .await
+            }
             _ => End::Reset,
         }
     }
@@ -323,8 +349,13 @@ impl Connection {
     }
 
     /// Passes the bytes on, unseen.
-    async fn pass(mut self, via: Via, found: ByAddress, dialled: Option<TcpStream>) -> End {
-        let basis = found.basis;
+    async fn pass(
+        mut self,
+        via: Via,
+        basis: Basis,
+        rule: String,
+        dialled: Option<TcpStream>,
+    ) -> End {
         let upstream = match dialled {
             Some(upstream) => upstream,
             None => match self.dial(&basis).await {
@@ -332,14 +363,7 @@ impl Connection {
                 Err(error) => return self.undialled(via, &basis.host(), error),
             },
         };
-        let flow = Flow::open(
-            &self.meter,
-            via,
-            basis.host(),
-            self.to.port(),
-            found.rule,
-            false,
-        );
+        let flow = Flow::open(&self.meter, via, basis.host(), self.to.port(), rule, false);
         if let Ok(peer) = upstream.peer_addr() {
             flow.dialled(peer.ip());
         }

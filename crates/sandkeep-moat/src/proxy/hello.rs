@@ -169,10 +169,12 @@ mod tests {
     #[test]
     fn an_encrypted_hello_is_seen() {
         let mut bytes = hello("a.test");
-        // Append an empty extension of that kind and mend the three lengths.
-        bytes.extend_from_slice(&[0xfe, 0x0d, 0, 0]);
+        // Append one of that kind and mend the three lengths.
+        let outer = [0, 0, 1, 0, 1, 7, 0, 1, 9, 0, 1, 9];
+        bytes.extend_from_slice(&[0xfe, 0x0d, 0, 12]);
+        bytes.extend_from_slice(&outer);
         let add = |bytes: &mut Vec<u8>, at: usize| {
-            let value = u16::from_be_bytes([bytes[at], bytes[at + 1]]) + 4;
+            let value = u16::from_be_bytes([bytes[at], bytes[at + 1]]) + 16;
             bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
         };
         add(&mut bytes, 3);

@@ -40,7 +40,7 @@ use crate::{
     state::{BoxState, BoxView},
 };
 
-const MAX_HEAD: usize = 64 * 1024;
+pub(crate) const MAX_HEAD: usize = 64 * 1024;
 const MAX_HEADERS: usize = 128;
 const MAX_INSIDE_BODY: usize = 64 * 1024;
 
@@ -68,7 +68,8 @@ struct Upstream {
     _driver: AbortOnDropHandle<()>,
 }
 
-fn server(head_within: Duration) -> hyper::server::conn::http1::Builder {
+/// Bounds for everything a box says in HTTP.
+pub(crate) fn server(head_within: Duration) -> hyper::server::conn::http1::Builder {
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
         .timer(TokioTimer::new())
@@ -176,7 +177,7 @@ impl Session {
     /// Decides on one request.
     fn admit(&self, request: &Request<Incoming>) -> Result<Host, No> {
         let port = self.connection.to.port();
-        let host = named_host(request, port)?;
+        let host = named_host(request, "http", port)?;
         if let Some(settled) = self.settled.get()
             && settled.host != host
         {
@@ -304,7 +305,7 @@ impl Session {
     }
 }
 
-fn upgrades_to_other_than_websocket(request: &Request<Incoming>) -> bool {
+pub(crate) fn upgrades_to_other_than_websocket<B>(request: &Request<B>) -> bool {
     request
         .headers()
         .get_all(UPGRADE)
@@ -313,7 +314,7 @@ fn upgrades_to_other_than_websocket(request: &Request<Incoming>) -> bool {
 }
 
 /// What to call the host in a refusal, before it is known to be one.
-fn shown_host(request: &Request<Incoming>) -> String {
+pub(crate) fn shown_host<B>(request: &Request<B>) -> String {
     let said = request
         .uri()
         .authority()
@@ -325,7 +326,7 @@ fn shown_host(request: &Request<Incoming>) -> String {
 }
 
 /// The one host a request names, in all the places where it can.
-fn named_host(request: &Request<Incoming>, port: u16) -> Result<Host, No> {
+pub(crate) fn named_host<B>(request: &Request<B>, scheme: &str, port: u16) -> Result<Host, No> {
     let hint = "send one Host header with the name of the host that is dialled";
     let no = |why: &str| No::new(why, hint);
     if request.method() == Method::CONNECT {
@@ -349,9 +350,10 @@ fn named_host(request: &Request<Incoming>, port: u16) -> Result<Host, No> {
         ));
     }
     if let Some(authority) = request.uri().authority() {
-        let scheme = request.uri().scheme_str();
         let (target, target_port) = parse(authority.as_str())?;
-        if scheme != Some("http") || target != host || target_port.is_some_and(|said| said != port)
+        if request.uri().scheme_str() != Some(scheme)
+            || target != host
+            || target_port.is_some_and(|said| said != port)
         {
             return Err(no(
                 "the request line names another host than the Host header",

@@ -17,4 +17,5 @@ pub use dial::DialError;
 pub use seam::{Intercepted, Wayout};
 pub use stream::BoxStream;
 
-pub(crate) use connection::serve;
+pub(crate) use connection::{No, serve};
+pub(crate) use http::{MAX_HEAD, named_host, server, shown_host, upgrades_to_other_than_websocket};

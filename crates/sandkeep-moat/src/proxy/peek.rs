@@ -47,13 +47,9 @@ pub async fn peek(
             return Ok(Peeked::Kind(kind));
         }
         match timeout_at(until, read_more(stream, head)).await {
-            Ok(Ok(0)) => {
-                return Ok(if begun {
-                    Peeked::Unfinished
-                } else {
-                    Peeked::Closed
-                });
-            }
+            Ok(Ok(0)) if !begun => return Ok(Peeked::Closed),
+            // It ends without a line: nothing that HTTP or TLS would be.
+            Ok(Ok(0)) => return Ok(Peeked::Kind(last_kind(head))),
             Ok(Ok(_)) if !begun => {
                 begun = true;
                 until = Instant::now() + rest;
@@ -99,35 +95,56 @@ fn classify(bytes: &[u8]) -> Option<Kind> {
     let bytes = &bytes[start..];
     let end = bytes.iter().position(|b| *b == b'\n');
     let line = &bytes[..end.unwrap_or(bytes.len())];
-    if line
-        .iter()
-        .any(|b| *b >= 0x7f || (*b < 0x20 && *b != b'\r' && *b != b'\t'))
-    {
+    let binary = |b: &u8| *b >= 0x7f || (*b < 0x20 && !matches!(*b, b'\r' | b'\t'));
+    let first_word = line.split(|b| matches!(b, b' ' | b'\t' | b'\r')).next()?;
+    if line.iter().any(binary) || !first_word.iter().all(is_method_byte) {
         return Some(Kind::Raw);
     }
     end?;
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    Some(kind_of_line(line.strip_suffix(b"\r").unwrap_or(line)))
+}
+
+const fn is_method_byte(byte: &u8) -> bool {
+    byte.is_ascii_alphabetic() || *byte == b'-'
+}
+
+fn kind_of_line(line: &[u8]) -> Kind {
     if line == b"PRI * HTTP/2.0" {
-        return Some(Kind::Http2);
+        return Kind::Http2;
     }
-    let method = line.iter().position(|b| *b == b' ').unwrap_or(0);
-    let plain = method > 0
-        && line[..method].iter().all(u8::is_ascii_alphabetic)
+    let plain = line.first().is_some_and(is_method_byte)
         && (line.ends_with(b" HTTP/1.1") || line.ends_with(b" HTTP/1.0"))
         && line.iter().filter(|b| **b == b' ').count() == 2;
     let speaks_of_http = line
         .windows(5)
         .any(|window| window.eq_ignore_ascii_case(b"http/"));
-    Some(match (plain, speaks_of_http) {
+    match (plain, speaks_of_http) {
         (true, _) => Kind::Http1,
         (false, true) => Kind::Odd,
         (false, false) => Kind::Raw,
-    })
+    }
+}
+
+/// What an unfinished beginning is when nothing follows: never something to be read as HTTP.
+fn last_kind(bytes: &[u8]) -> Kind {
+    match (bytes.first(), kind_of_line(bytes)) {
+        (Some(0x16), _) => Kind::Odd,
+        (_, Kind::Raw) => Kind::Raw,
+        _ => Kind::Odd,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ends() {
+        assert_eq!(last_kind(b"word"), Kind::Raw);
+        for odd in [&b"GET / HTTP/1.1"[..], b"\x16", b"x http/1"] {
+            assert_eq!(last_kind(odd), Kind::Odd);
+        }
+    }
 
     #[test]
     fn beginnings() {
@@ -143,7 +160,10 @@ mod tests {
             (b"GET  / HTTP/1.1\r\n", Some(Kind::Odd)),
             (b" GET / HTTP/1.1\r\n", Some(Kind::Odd)),
             (b"GET /a b HTTP/1.1\r\n", Some(Kind::Odd)),
-            (b"SSH-2.0-x\r\n", Some(Kind::Raw)),
+            (b"VERSION-CONTROL /x HTTP/1.1\r\n", Some(Kind::Http1)),
+            (b"SSH-2.0-x", Some(Kind::Raw)),
+            (b"*1\r\n", Some(Kind::Raw)),
+            (b"word", None),
             (b"\0\0\0\x08\x04\xd2\x16\x2f", Some(Kind::Raw)),
             (b"EHLO x\r\n", Some(Kind::Raw)),
             (b"\r\n", None),

@@ -31,6 +31,12 @@ pub fn unreachable(host: &str, why: &str) -> Response<Full<Bytes>> {
     answer(StatusCode::BAD_GATEWAY, &body)
 }
 
+/// Something else stands between the box and an answer; `error` is for programs.
+pub fn broken(error: &str, host: &str, why: &str, hint: &str) -> Response<Full<Bytes>> {
+    let body = json!({ "error": error, "host": host, "why": why, "hint": hint });
+    answer(StatusCode::BAD_GATEWAY, &body)
+}
+
 fn answer(status: StatusCode, body: &serde_json::Value) -> Response<Full<Bytes>> {
     let mut text = body.to_string();
     text.push('\n');

@@ -7,6 +7,9 @@ use crate::{
     state::BoxState,
 };
 
+/// The rule of those that no rule names but that are let through all the same.
+pub const OPEN: &str = "open";
+
 /// Why a connection was let through. Kept with it, and asked again when the policy changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Basis {
@@ -71,13 +74,10 @@ impl Basis {
 pub struct ByAddress {
     pub basis: Basis,
     pub rule: String,
-}
-
-impl ByAddress {
-    /// Whether what the connection says does not matter, because the address itself is allowed.
-    pub const fn is_by_rule(&self) -> bool {
-        matches!(self.basis, Basis::Address(_))
-    }
+    /// Whether it does not matter what the connection says, because the address itself is
+    /// allowed. Not where everything is open but requests to some host are narrowed: then a
+    /// connection must say which host it is for.
+    pub whatever_is_said: bool,
 }
 
 pub fn by_address(state: &BoxState, policy: &Policy, to: SocketAddr) -> Option<ByAddress> {
@@ -85,14 +85,27 @@ pub fn by_address(state: &BoxState, policy: &Policy, to: SocketAddr) -> Option<B
         .names_of(to.ip())
         .into_iter()
         .map(|host| Basis::NameAt(host, to.ip()));
-    std::iter::once(Basis::Address(to.ip()))
+    let (basis, rule) = std::iter::once(Basis::Address(to.ip()))
         .chain(named)
         .find_map(
             |basis| match basis.decide(to.port(), Sight::Unseen, policy, state.guard()) {
-                Decision::Allow { rule } => Some(ByAddress { basis, rule }),
+                Decision::Allow { rule } => Some((basis, rule)),
                 Decision::Deny { .. } => None,
             },
-        )
+        )?;
+    let narrowed = |port| {
+        policy
+            .allow
+            .iter()
+            .any(|rule| !rule.http.is_empty() && rule.ports.contains(port))
+    };
+    let whatever_is_said =
+        matches!(basis, Basis::Address(_)) && (rule != OPEN || !narrowed(to.port()));
+    Some(ByAddress {
+        basis,
+        rule,
+        whatever_is_said,
+    })
 }
 
 /// Whether a name could still save a connection to this port.

@@ -219,7 +219,7 @@ fn kill_of_moat_nothing_leaves() {
             world.zone.asked.lock().unwrap().len(),
         );
         // The kernel closes the sockets of a killed server just as this does.
-        drop(moat);
+        moat.detach().await;
         let ended = world
             .in_box(move || {
                 let mut stream = held;
@@ -264,7 +264,7 @@ fn a_port_held_by_the_box_does_not_stop_the_moat() {
     in_world(|world| async move {
         world.zone.address("good.test", GOOD);
         let good = world.server(at(GOOD, 80), OK).await;
-        drop(world.attach(Policy::air_gapped()).await);
+        world.attach(Policy::air_gapped()).await.detach().await;
         let _squatter = world
             .in_box(|| TcpListener::bind("127.0.0.1:61613").unwrap())
             .await;

@@ -166,3 +166,49 @@ fn policy_change_cuts_flow() {
         assert!(was_reset(&end), "{end:?}");
     });
 }
+
+#[test]
+fn an_unfinished_line_is_no_way_round_the_host() {
+    in_world(|world| async move {
+        world.zone.address("good.test", GOOD);
+        let heard = world.server(at(GOOD, 80), "HTTP/1.1 200 OK\r\n\r\n").await;
+        let _moat = world.allowing(&["good.test"]).await;
+        world.resolve("good.test.").await;
+        let outcome = world
+            .in_box(|| {
+                let mut stream = dial(at(GOOD, 80)).unwrap();
+                stream.write_all(b"GET / HT")?;
+                // Longer than a server that speaks first is waited for.
+                std::thread::sleep(std::time::Duration::from_millis(150));
+                stream.write_all(b"TP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n")?;
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).map(|_| answer)
+            })
+            .await;
+        crate::world::denied(&outcome.unwrap());
+        assert!(heard.lock().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_late_client_is_decided_by_what_it_says() {
+    in_world(|world| async move {
+        world.zone.address("good.test", GOOD);
+        let heard = world.server(at(GOOD, 80), crate::world::OK).await;
+        let _moat = world.allowing(&["good.test"]).await;
+        world.resolve("good.test.").await;
+        let late = |host: &'static str| {
+            move || {
+                let mut stream = dial(at(GOOD, 80)).unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(150));
+                stream.write_all(get(host).as_bytes()).unwrap();
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).unwrap();
+                answer
+            }
+        };
+        crate::world::denied(&world.in_box(late("evil.test")).await);
+        assert!(world.in_box(late("good.test")).await.ends_with("hello"));
+        assert!(!heard.lock().unwrap().concat().contains("evil"));
+    });
+}

@@ -89,14 +89,15 @@ fn first_bytes(server: &'static str, trusted: &CertificateDer<'static>) -> Vec<u
 
 /// Adds an extension of this kind at the end of a ClientHello.
 fn with_extension(mut hello: Vec<u8>, kind: [u8; 2]) -> Vec<u8> {
-    hello.extend_from_slice(&[kind[0], kind[1], 0, 0]);
+    // What an outer encrypted ClientHello looks like; other kinds may hold anything.
+    hello.extend_from_slice(&[kind[0], kind[1], 0, 12, 0, 0, 1, 0, 1, 7, 0, 1, 9, 0, 1, 9]);
     let session = usize::from(hello[43]);
     let suites = 44 + session;
     let compression =
         suites + 2 + usize::from(u16::from_be_bytes([hello[suites], hello[suites + 1]]));
     let extensions = compression + 1 + usize::from(hello[compression]);
     for place in [3, 7, extensions] {
-        let longer = u16::from_be_bytes([hello[place], hello[place + 1]]) + 4;
+        let longer = u16::from_be_bytes([hello[place], hello[place + 1]]) + 16;
         hello[place..place + 2].copy_from_slice(&longer.to_be_bytes());
     }
     hello
@@ -307,5 +308,25 @@ fn ipv6() {
         assert!(was_reset(&answer), "{answer:?}");
         assert_eq!(good.dialled.load(Ordering::Relaxed), 1);
         assert!(refused_via(&moat, Via::Tls, "evil.test"));
+    });
+}
+
+#[test]
+fn narrowed_requests_are_not_widened_by_hiding_the_name() {
+    in_world(|world| async move {
+        world.zone.address("good.test", GOOD);
+        let good = origin(at(GOOD, 443), &["good.test", GOOD]).await;
+        let policy = Policy::from_json(&json!({"default": "open", "allow": [
+            {"to": "good.test", "ports": [443], "http": [{"path": "/v1/*"}]}
+        ]}));
+        let _moat = world.attach(policy.unwrap()).await;
+        for server in ["good.test", GOOD] {
+            let trusted = good.certificate.clone();
+            let answer = world
+                .in_box(move || echo(client(server, &trusted), dial(at(GOOD, 443))?))
+                .await;
+            assert!(was_reset(&answer), "{server} {answer:?}");
+        }
+        assert_eq!(good.dialled.load(Ordering::Relaxed), 0);
     });
 }

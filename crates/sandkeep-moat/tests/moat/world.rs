@@ -133,7 +133,7 @@ pub fn in_world_with<F: Future<Output = ()>>(
         // On the loopback device every address of a network is ours.
         run("ip addr add 203.0.113.1/24 dev lo");
         run("ip addr add 192.168.7.1/24 dev lo");
-        run("ip -6 route add local 2001:db8::/64 dev lo");
+        run("ip -6 addr add 2001:db8::10/128 dev lo");
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

@@ -1,9 +1,9 @@
-//! The words that go into a token, bounded once and safe from then on.
+//! The words that go into a token of a box, bounded once and safe from then on.
 
+use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-use sandkeep_model::{Error, Result};
-use serde::{Deserialize, Serialize};
+use crate::{Error, Result};
 
 /// A text of bounded length whose characters are all visible ASCII.
 fn check(field: &str, text: &str, longest: usize, allowed: impl Fn(char) -> bool) -> Result<()> {

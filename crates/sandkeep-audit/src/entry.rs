@@ -1,0 +1,219 @@
+//! What is written down. No field can hold the value of a secret: there are only names.
+
+use std::fmt;
+
+use sandkeep_model::{SandboxId, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// A text of bounded length without control characters. Much of it comes from boxes: what is too
+/// long is cut, what could steer a terminal is replaced.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String")]
+pub struct Text(String);
+
+impl Text {
+    pub const LONGEST: usize = 512;
+
+    pub fn new(text: &str) -> Self {
+        let mut kept = String::with_capacity(text.len().min(Self::LONGEST));
+        for c in text.chars() {
+            let c = if c.is_control() { '\u{fffd}' } else { c };
+            if kept.len() + c.len_utf8() > Self::LONGEST {
+                break;
+            }
+            kept.push(c);
+        }
+        Self(kept)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self::new(&text)
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self::new(text)
+    }
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// Who did it: `server`, `box:<id>`, `key:<name of an API key>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Actor(Text);
+
+impl Actor {
+    pub fn server() -> Self {
+        Self("server".into())
+    }
+
+    pub fn sandbox(id: &SandboxId) -> Self {
+        Self(Text::new(&format!("box:{id}")))
+    }
+
+    /// The name of the key, never the key.
+    pub fn key(name: &str) -> Self {
+        Self(Text::new(&format!("key:{name}")))
+    }
+
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    pub at: Timestamp,
+    pub actor: Actor,
+    /// The box it is about, if it is about one.
+    pub sandbox: Option<SandboxId>,
+    pub action: Action,
+}
+
+impl Entry {
+    /// Something that happens now.
+    pub fn now(actor: Actor, sandbox: Option<SandboxId>, action: Action) -> Self {
+        Self {
+            at: Timestamp::now(),
+            actor,
+            sandbox,
+            action,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "action", content = "detail", rename_all = "snake_case")]
+pub enum Action {
+    /// Written when the connection ends, so that its bytes are known.
+    ConnectionAllowed {
+        host: Text,
+        port: u16,
+        rule: Text,
+        bytes_out: u64,
+        bytes_in: u64,
+        duration_ms: u64,
+    },
+    ConnectionDenied {
+        host: Text,
+        port: u16,
+        reason: Text,
+    },
+    NameDenied {
+        host: Text,
+    },
+    SecretUsed {
+        name: Text,
+        host: Text,
+    },
+    SecretCreated {
+        name: Text,
+    },
+    SecretChanged {
+        name: Text,
+        version: u64,
+    },
+    SecretDeleted {
+        name: Text,
+    },
+    TokenIssued {
+        audience: Text,
+        jti: Text,
+        expires: Timestamp,
+    },
+    SigningKeyRotated {
+        kid: Text,
+    },
+    /// The policy itself is not here: its transforms may hold credentials.
+    PolicyChanged {
+        profile: Option<Text>,
+        rules: u32,
+    },
+    SandboxCreated {
+        template: Text,
+        parent: Option<SandboxId>,
+    },
+    SandboxKilled {
+        reason: Text,
+    },
+    SnapshotTaken {
+        snapshot: Text,
+    },
+    /// A crash left half a line at the end of the log; it was cut off.
+    LogRepaired {
+        segment: Text,
+        bytes_cut: u64,
+    },
+    /// Events that could not be written down, because the disk or the queue was full.
+    EntriesLost {
+        count: u64,
+    },
+}
+
+impl Action {
+    /// The wire name, as filters know it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::ConnectionAllowed { .. } => "connection_allowed",
+            Self::ConnectionDenied { .. } => "connection_denied",
+            Self::NameDenied { .. } => "name_denied",
+            Self::SecretUsed { .. } => "secret_used",
+            Self::SecretCreated { .. } => "secret_created",
+            Self::SecretChanged { .. } => "secret_changed",
+            Self::SecretDeleted { .. } => "secret_deleted",
+            Self::TokenIssued { .. } => "token_issued",
+            Self::SigningKeyRotated { .. } => "signing_key_rotated",
+            Self::PolicyChanged { .. } => "policy_changed",
+            Self::SandboxCreated { .. } => "sandbox_created",
+            Self::SandboxKilled { .. } => "sandbox_killed",
+            Self::SnapshotTaken { .. } => "snapshot_taken",
+            Self::LogRepaired { .. } => "log_repaired",
+            Self::EntriesLost { .. } => "entries_lost",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_and_cleaned() {
+        assert_eq!(Text::new("a\x1b[31m\nb").as_str(), "a\u{fffd}[31m\u{fffd}b");
+        assert_eq!(Text::new(&"é".repeat(500)).as_str().len(), Text::LONGEST);
+        let read: Text = serde_json::from_str("\"a\\u0000b\"").unwrap();
+        assert_eq!(read.as_str(), "a\u{fffd}b");
+    }
+
+    #[test]
+    fn names_match_the_wire() {
+        for action in [
+            Action::NameDenied { host: "a".into() },
+            Action::SigningKeyRotated { kid: "k".into() },
+            Action::EntriesLost { count: 1 },
+            Action::SandboxKilled { reason: "r".into() },
+        ] {
+            let wire = serde_json::to_value(&action).unwrap();
+            assert_eq!(wire["action"], action.name());
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! TLS interception, only for hosts with a credential or rules about requests: the box talks to
+//! us under a certificate of its own authority, we talk to the real host and verify it.
+//!
+//! Every request is read and decided here, so HTTP rules hold inside TLS, and credentials are
+//! added on the far side of the box: it never holds them.
+//!
+//! What this does not do: it speaks HTTP/1.1 only, on both sides. What comes back is searched for
+//! secrets of at least eight characters, plain and in the usual encodings; that stops sites that
+//! show what they are sent, not a site that wants to give a secret away. Bind secrets only to
+//! hosts that may know them.
+
+mod attach;
+mod authority;
+mod derive;
+mod headers;
+mod interceptor;
+mod keys;
+mod relay;
+mod scan;
+mod scan_body;
+mod secrets;
+mod session;
+mod upstream;
+
+pub use interceptor::{InterceptConfig, TlsInterceptor};
+pub use secrets::{NoSecrets, SecretSource, SecretUse};
+pub use upstream::Trust;
+
+pub(crate) use authority::Authority;
+pub(crate) use keys::BoxKeys;

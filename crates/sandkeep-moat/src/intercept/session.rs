@@ -1,0 +1,370 @@
+//! The requests of one intercepted connection.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    header::{
+        ACCEPT_ENCODING, CONTENT_ENCODING, HOST, SEC_WEBSOCKET_EXTENSIONS, TRANSFER_ENCODING,
+        UPGRADE,
+    },
+    request::Parts,
+};
+use http_body_util::{Either, Full};
+use hyper::{
+    body::Incoming,
+    ext::ReasonPhrase,
+    service::service_fn,
+    upgrade::{OnUpgrade, on},
+};
+use hyper_util::rt::TokioIo;
+use tokio::{sync::Mutex as AsyncMutex, time::timeout};
+use tokio_rustls::server::TlsStream;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{
+    attach::attach,
+    headers::{strip_hop_by_hop, strip_response},
+    relay::relay,
+    scan::Needles,
+    scan_body::ScanBody,
+    secrets::{SecretSource, SecretUse},
+    upstream::{ConnectError, Connector, Upstream},
+};
+use crate::{
+    policy::{Binding, Decision, HttpTarget, Target},
+    proxy::{
+        BoxStream, DialError, No, Wayout, named_host, refusal, server, shown_host,
+        upgrades_to_other_than_websocket,
+    },
+};
+
+/// From the head of a request to the head of the answer: large uploads lie between, and models
+/// think for minutes before they say a word.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3600);
+
+type Body = Either<ScanBody, Full<Bytes>>;
+type Refusal = Box<Response<Full<Bytes>>>;
+
+struct Session {
+    way: Wayout,
+    connector: Connector,
+    secrets: Arc<dyn SecretSource>,
+    upstream: AsyncMutex<Option<Upstream>>,
+    switched: Mutex<Option<AbortOnDropHandle<()>>>,
+}
+
+pub async fn serve(
+    stream: TlsStream<BoxStream>,
+    way: Wayout,
+    connector: Connector,
+    secrets: Arc<dyn SecretSource>,
+) {
+    let head_within = way.view().0.shared.patience.head_within;
+    let session = Session {
+        way,
+        connector,
+        secrets,
+        upstream: AsyncMutex::default(),
+        switched: Mutex::default(),
+    };
+    let service = service_fn(|request| {
+        let session = &session;
+        async move { Ok::<_, Infallible>(session.answer(request).await) }
+    });
+    // A connection that breaks off is the affair of the two sides.
+    drop(
+        server(head_within)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades()
+            .await,
+    );
+    let switched = session
+        .switched
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .take();
+    if let Some(switched) = switched {
+        // It ends as the two sides wish.
+        drop(switched.await);
+    }
+}
+
+impl Session {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        self.exchange(request)
+            .await
+            .unwrap_or_else(|refusal| (*refusal).map(Either::Right))
+    }
+
+    async fn exchange(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+        let shown = shown_host(&request);
+        self.admit(&request)
+            .map_err(|no| self.refused(&shown, no))?;
+        let bound = (self.way.view().0.keys).for_host(self.way.host(), self.way.port());
+        let from_box = request
+            .headers()
+            .contains_key(UPGRADE)
+            .then(|| on(&mut request));
+        let (mut parts, body) = request.into_parts();
+        self.make_plain(&mut parts, from_box.is_some())?;
+        let needles = self.attach_all(&mut parts, &bound).await?;
+        let sent = self.send(Request::from_parts(parts, body));
+        let response = timeout(ANSWER_WITHIN, sent)
+            .await
+            .map_err(|_| self.unreachable("it did not answer in time"))?;
+        self.pass_back(response?, from_box, needles)
+    }
+
+    fn host(&self) -> String {
+        self.way.host().to_string()
+    }
+
+    fn refused(&self, host: &str, no: No) -> Refusal {
+        let response = refusal::denied(host, &no.why, &no.hint);
+        self.way.deny(host, no.why, no.hint);
+        Box::new(response)
+    }
+
+    fn unreachable(&self, why: &str) -> Refusal {
+        Box::new(refusal::unreachable(&self.host(), why))
+    }
+
+    fn broken(&self, error: &str, why: &str, hint: &str) -> Refusal {
+        Box::new(refusal::broken(error, &self.host(), why, hint))
+    }
+
+    /// Decides on one request, whatever came before it on the connection.
+    fn admit<B>(&self, request: &Request<B>) -> Result<(), No> {
+        let (own, port) = (self.way.host(), self.way.port());
+        let host = named_host(request, "https", port)?;
+        if host != *own {
+            return Err(No::new(
+                format!("the connection is for {own} (SNI), the request for {host}"),
+                "open a new connection for another host",
+            ));
+        }
+        if request.method() == Method::TRACE {
+            return Err(No::new(
+                "TRACE would show what was added to the request",
+                "use another method",
+            ));
+        }
+        if upgrades_to_other_than_websocket(request) {
+            return Err(No::new(
+                "after this upgrade requests could not be seen any more",
+                "do without the Upgrade header",
+            ));
+        }
+        let target = Target {
+            host: own,
+            port,
+            http: Some(HttpTarget {
+                method: request.method().as_str(),
+                path: request.uri().path(),
+            }),
+        };
+        match self.way.policy().decide(&target, self.way.guard()) {
+            Decision::Allow { .. } => Ok(()),
+            Decision::Deny { why, hint } => Err(No { why, hint }),
+        }
+    }
+
+    /// What is sent on has one form, whatever form came in.
+    fn make_plain(&self, parts: &mut Parts, switching: bool) -> Result<(), Refusal> {
+        let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+        parts.uri = path.parse::<Uri>().map_err(|_| {
+            self.refused(
+                &self.host(),
+                No::new("its target is no path", "write /path"),
+            )
+        })?;
+        parts.version = Version::HTTP_11;
+        strip_hop_by_hop(&mut parts.headers, switching);
+        let mut host = self.host();
+        if self.way.port() != 443 {
+            host = format!("{host}:{}", self.way.port());
+        }
+        if let Ok(host) = HeaderValue::try_from(host) {
+            parts.headers.insert(HOST, host);
+        }
+        Ok(())
+    }
+
+    /// Adds what goes with this request. Says what must not come back: every value bound to the
+    /// host, for the server may have kept it from another request.
+    async fn attach_all(
+        &self,
+        parts: &mut Parts,
+        bound: &[Arc<Binding>],
+    ) -> Result<Needles, Refusal> {
+        let mut needles = Needles::default();
+        if bound.is_empty() {
+            return Ok(needles);
+        }
+        let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
+        for binding in bound {
+            let goes = binding.goes_with(method.as_str(), &path);
+            let found = self.secrets.value(self.way.id(), &binding.source).await;
+            let value = match found {
+                Ok(value) => value,
+                Err(error) if goes => return Err(self.without(binding, &error.message)),
+                Err(_) => continue,
+            };
+            needles.add_value(value.expose());
+            if !goes {
+                continue;
+            }
+            let attached = attach(parts, &binding.place, &value, &mut needles)
+                .map_err(|_| self.without(binding, "its value does not fit there"))?;
+            if attached {
+                self.secrets.used(&SecretUse {
+                    id: self.way.id(),
+                    source: &binding.source,
+                    host: self.way.host(),
+                    method: method.as_str(),
+                    path: &path,
+                });
+            }
+        }
+        // What comes back must be readable for the scan.
+        let identity = HeaderValue::from_static("identity");
+        parts.headers.insert(ACCEPT_ENCODING, identity);
+        parts.headers.remove(SEC_WEBSOCKET_EXTENSIONS);
+        Ok(needles)
+    }
+
+    fn without(&self, binding: &Binding, why: &str) -> Refusal {
+        let why = format!(
+            "\"{}\" can not be added to the request: {why}",
+            binding.source.key()
+        );
+        tracing::warn!(box_id = %self.way.id(), host = %self.way.host(), %why);
+        let hint = "the request was not sent; tell the operator of this server";
+        self.broken("credential_unavailable", &why, hint)
+    }
+
+    async fn send(&self, mut request: Request<Incoming>) -> Result<Response<Incoming>, Refusal> {
+        let lost = |error: hyper::Error| self.unreachable(&error.to_string());
+        let mut upstream = self.upstream.lock().await;
+        if let Some(mut open) = upstream.take()
+            && open.sender.ready().await.is_ok()
+        {
+            match open.sender.try_send_request(request).await {
+                Ok(response) => {
+                    *upstream = Some(open);
+                    return Ok(response);
+                }
+                Err(mut error) => match error.take_message() {
+                    // The server closed the connection before anything was sent.
+                    Some(unsent) => request = unsent,
+                    None => return Err(lost(error.into_error())),
+                },
+            }
+        }
+        let mut fresh = self
+            .connector
+            .connect(&self.way)
+            .await
+            .map_err(|error| self.unconnected(error))?;
+        let response = fresh.sender.send_request(request).await.map_err(lost)?;
+        *upstream = Some(fresh);
+        Ok(response)
+    }
+
+    fn unconnected(&self, error: ConnectError) -> Refusal {
+        let host = self.host();
+        match error {
+            ConnectError::Dial(DialError::Refused { why, hint }) => {
+                self.refused(&host, No { why, hint })
+            }
+            ConnectError::Dial(DialError::Failed(error)) => self.unreachable(&error.to_string()),
+            ConnectError::Untrusted(why) => {
+                let why = format!("its certificate is not to be trusted: {why}");
+                let hint = "nothing was sent; if the host is right, the operator of this server can add its authority";
+                self.way.deny(&host, why.clone(), hint);
+                self.broken("upstream_untrusted", &why, hint)
+            }
+        }
+    }
+
+    fn pass_back(
+        &self,
+        mut response: Response<Incoming>,
+        from_box: Option<OnUpgrade>,
+        needles: Needles,
+    ) -> Result<Response<Body>, Refusal> {
+        if shows(response.headers(), &needles) {
+            reflected(&self.way);
+            return Err(self.broken("secret_reflected", REFLECTED, REFLECTED_HINT));
+        }
+        if !needles.is_empty() && is_encoded(response.headers()) {
+            return Err(self.broken(
+                "unreadable_response",
+                "it is compressed though that was not asked for, so it can not be searched for secrets",
+                "ask for another form of it",
+            ));
+        }
+        let switching = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        if switching {
+            let Some(from_box) = from_box else {
+                let why = "the server switched protocols unasked";
+                return Err(self.unreachable(why));
+            };
+            self.switch(from_box, on(&mut response), needles.clone());
+        }
+        strip_response(response.headers_mut(), switching);
+        // Free text that nobody needs, and a place to show a secret.
+        response.extensions_mut().remove::<ReasonPhrase>();
+        *response.version_mut() = Version::HTTP_11;
+        let way = self.way.clone();
+        Ok(
+            response
+                .map(|body| Either::Left(ScanBody::new(body, needles, move || reflected(&way)))),
+        )
+    }
+
+    fn switch(&self, from_box: OnUpgrade, from_server: OnUpgrade, needles: Needles) {
+        let way = self.way.clone();
+        let both = tokio::spawn(async move {
+            if relay(from_box, from_server, needles).await {
+                reflected(&way);
+            }
+        });
+        *self.switched.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(AbortOnDropHandle::new(both));
+    }
+}
+
+const REFLECTED: &str = "the response holds a secret that was added to the request";
+const REFLECTED_HINT: &str =
+    "it was cut off; ask for something that does not show the credentials of the request";
+
+fn reflected(way: &Wayout) {
+    way.deny(&way.host().to_string(), REFLECTED, REFLECTED_HINT);
+}
+
+fn shows(headers: &HeaderMap, needles: &Needles) -> bool {
+    headers
+        .values()
+        .any(|value| needles.are_in(value.as_bytes()))
+        || headers
+            .keys()
+            .any(|name| needles.are_in(name.as_str().as_bytes()))
+}
+
+/// Whether the body is something else than it will be when it is used.
+fn is_encoded(headers: &HeaderMap) -> bool {
+    let other_than = |name, plain: &'static [u8]| {
+        headers
+            .get_all(name)
+            .iter()
+            .any(move |value| !value.as_bytes().trim_ascii().eq_ignore_ascii_case(plain))
+    };
+    other_than(CONTENT_ENCODING, b"identity") || other_than(TRANSFER_ENCODING, b"chunked")
+}

@@ -1,0 +1,163 @@
+//! The far side: a verified TLS connection to the real host.
+
+use std::{error::Error as StdError, fmt, io, sync::Arc, time::Duration};
+
+use hyper::{body::Incoming, client::conn::http1::SendRequest};
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, ServerName},
+};
+use sandkeep_model::{Error, Result};
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    policy::Host,
+    proxy::{DialError, MAX_HEAD, Wayout},
+};
+
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Never the process-wide one: what others install there must not change this.
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+/// Whose word is taken for who a host is.
+#[derive(Debug, Clone)]
+pub enum Trust {
+    /// The roots of this host, and these.
+    System {
+        more: Vec<CertificateDer<'static>>,
+    },
+    Only(Vec<CertificateDer<'static>>),
+}
+
+impl Default for Trust {
+    fn default() -> Self {
+        Self::System { more: Vec::new() }
+    }
+}
+
+impl Trust {
+    fn roots(&self) -> Result<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        let own = match self {
+            Self::System { more } => {
+                let found = rustls_native_certs::load_native_certs();
+                for error in &found.errors {
+                    tracing::warn!(%error, "a trusted root certificate can not be read");
+                }
+                // System stores hold old certificates that can not be parsed; they do no harm.
+                roots.add_parsable_certificates(found.certs);
+                more
+            }
+            Self::Only(own) => own,
+        };
+        for certificate in own {
+            roots.add(certificate.clone()).map_err(|error| {
+                Error::invalid("trust", format!("a root certificate is not valid: {error}"))
+            })?;
+        }
+        if roots.is_empty() {
+            tracing::warn!("no root certificates: no host under interception can be reached");
+        }
+        Ok(roots)
+    }
+}
+
+/// Makes connections to the real hosts.
+#[derive(Clone)]
+pub struct Connector(TlsConnector);
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Connector")
+    }
+}
+
+#[derive(Debug)]
+pub enum ConnectError {
+    Dial(DialError),
+    /// The host could not prove who it is.
+    Untrusted(String),
+}
+
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> Self {
+        Self::Dial(error.into())
+    }
+}
+
+impl From<hyper::Error> for ConnectError {
+    fn from(error: hyper::Error) -> Self {
+        io::Error::other(error).into()
+    }
+}
+
+/// An open connection for requests, one after the other.
+pub struct Upstream {
+    pub sender: SendRequest<Incoming>,
+    /// Ends with the session: nothing of a box lives on without it.
+    _driver: AbortOnDropHandle<()>,
+}
+
+impl Connector {
+    pub fn new(trust: &Trust) -> Result<Self> {
+        let mut config = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| Error::internal(format!("TLS can not be set up: {error}")))?
+            .with_root_certificates(trust.roots()?)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self(TlsConnector::from(Arc::new(config))))
+    }
+
+    pub async fn connect(&self, way: &Wayout) -> Result<Upstream, ConnectError> {
+        let stream = way.dial().await.map_err(ConnectError::Dial)?;
+        let stream = self.shake_hands(way.host(), stream).await?;
+        let (sender, driver) = hyper::client::conn::http1::Builder::new()
+            .preserve_header_case(true)
+            .max_buf_size(MAX_HEAD)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        let driver = tokio::spawn(async move {
+            // The sender sees the same end.
+            drop(driver.with_upgrades().await);
+        });
+        Ok(Upstream {
+            sender,
+            _driver: AbortOnDropHandle::new(driver),
+        })
+    }
+
+    async fn shake_hands(
+        &self,
+        host: &Host,
+        stream: TcpStream,
+    ) -> Result<TlsStream<TcpStream>, ConnectError> {
+        let name = match host {
+            Host::Address(address) => ServerName::from(*address),
+            Host::Name(name) => ServerName::try_from(name.clone()).map_err(io::Error::other)?,
+        };
+        timeout(HANDSHAKE_WITHIN, self.0.connect(name, stream))
+            .await
+            .map_err(io::Error::from)?
+            .map_err(|error| match distrust(&error) {
+                Some(why) => ConnectError::Untrusted(why),
+                None => error.into(),
+            })
+    }
+}
+
+fn distrust(error: &io::Error) -> Option<String> {
+    let inner: &(dyn StdError + 'static) = error.get_ref()?;
+    match inner.downcast_ref::<rustls::Error>()? {
+        rustls::Error::InvalidCertificate(why) => Some(why.to_string()),
+        rustls::Error::NoCertificatesPresented => Some("it showed no certificate".to_owned()),
+        _ => None,
+    }
+}
