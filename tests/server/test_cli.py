@@ -293,3 +293,8 @@ def test_serve_refuses_what_is_wrong(tmp_path):
         capture_output=True, text=True, timeout=30,
     )
     assert ran.returncode != 0 and "root" in ran.stderr
+
+
+def test_a_host_without_certificate_authorities_reaches_its_own_server(cli):
+    ran = cli("ls", env={"SSL_CERT_FILE": "/dev/null", "SSL_CERT_DIR": "/nonexistent"})
+    assert ran.returncode == 0, ran.stderr

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sandkeep_model::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{Policy, Rule, Standing, To, document::parse_net};
+use super::{MAX_RULES, Policy, Rule, Standing, To, document::parse_net};
 
 /// The fields of `network` that speak of egress.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +46,13 @@ impl Policy {
             .unwrap_or_default();
         if let Some(network) = network {
             network.check_rules()?;
+        }
+        // A policy that can not be written down could not be read again after a restart.
+        if allow.len() + deny.len() > MAX_RULES {
+            return Err(Error::invalid(
+                "network.allowOut",
+                format!("allowOut and denyOut have at most {MAX_RULES} entries together"),
+            ));
         }
         if allow_internet_access.is_none() && allow.is_empty() && deny.is_empty() {
             return Ok(None);
@@ -168,6 +175,16 @@ mod tests {
         .unwrap();
         assert_eq!(policy.standing, Standing::Deny);
         assert_eq!(policy.allow.len(), 2);
+    }
+
+    #[test]
+    fn more_entries_than_a_policy_may_have_are_refused() {
+        let most = vec!["192.0.2.1"; MAX_RULES];
+        let policy = Policy::from_e2b(Some(&network(&most, &[])), None)
+            .unwrap()
+            .unwrap();
+        assert_eq!(Policy::from_json(&policy.to_json()).unwrap(), policy);
+        assert!(Policy::from_e2b(Some(&network(&most, &["192.0.2.1"])), None).is_err());
     }
 
     #[test]

@@ -48,16 +48,21 @@ pub fn oom_kills(dir: &Path) -> Result<u64, Failure> {
 
 /// A directory for our cgroups whose children can have all controllers.
 ///
-/// In a unit with `Delegate=yes` it is below the unit; otherwise at the top, where every
-/// runtime without a delegated unit puts its own.
+/// At the top and not below our own cgroup, even in a unit with `Delegate=yes`: boxes outlive
+/// the server, and a cgroup that shares out controllers takes no processes, so systemd could
+/// not start the server again (219/CGROUP) while it holds boxes. Where the top is not ours to
+/// change, below our own is better than nothing.
 pub fn make_tree(v2: &V2Mount, name: &str) -> Result<PathBuf, Failure> {
-    let own = v2.mount.join(&v2.own);
-    let base = if v2.own.as_os_str().is_empty() || !delegated(&own) {
-        v2.mount.clone()
-    } else {
-        own
-    };
-    enable_below(&base)?;
+    match make_tree_below(&v2.mount, name) {
+        Err(refused) if !v2.own.as_os_str().is_empty() => {
+            make_tree_below(&v2.mount.join(&v2.own), name).map_err(|_| refused)
+        }
+        other => other,
+    }
+}
+
+fn make_tree_below(base: &Path, name: &str) -> Result<PathBuf, Failure> {
+    enable_below(base)?;
     let tree = base.join(name);
     make_dir(&tree)?;
     write(&tree, "cgroup.subtree_control", CONTROLLERS)?;
@@ -82,16 +87,6 @@ fn enable_below(base: &Path) -> Result<(), Failure> {
         }
         other => other,
     }
-}
-
-/// systemd marks a cgroup it has given away.
-fn delegated(dir: &Path) -> bool {
-    ["trusted.delegate", "user.delegate"]
-        .into_iter()
-        .any(|name| {
-            let mut value = [0_u8; 8];
-            matches!(rustix::fs::getxattr(dir, name, &mut value[..]), Ok(1) if value[0] == b'1')
-        })
 }
 
 pub fn make_dir(dir: &Path) -> Result<(), Failure> {
@@ -137,5 +132,48 @@ mod tests {
         assert_eq!(memory_bytes(dir.path()).unwrap(), 8192);
         assert_eq!(cache_bytes(dir.path()).unwrap(), 7);
         assert_eq!(oom_kills(dir.path()).unwrap(), 1);
+    }
+
+    /// A cgroup mount as plain files, with the server in `unit`; `shared` are the cgroups
+    /// that let us share out controllers.
+    fn mount(shared: &[&str]) -> (tempfile::TempDir, V2Mount) {
+        let dir = tempfile::tempdir().unwrap();
+        for group in shared {
+            let group = dir.path().join(group);
+            fs::create_dir_all(group.join("ours")).unwrap();
+            fs::write(group.join("cgroup.subtree_control"), "").unwrap();
+            fs::write(group.join("ours/cgroup.subtree_control"), "").unwrap();
+        }
+        let v2 = V2Mount {
+            mount: dir.path().to_owned(),
+            own: "unit".into(),
+            controllers: Vec::new(),
+        };
+        (dir, v2)
+    }
+
+    #[test]
+    fn the_tree_is_at_the_top_so_that_the_unit_can_be_started_again() {
+        let (dir, v2) = mount(&["", "unit"]);
+        assert_eq!(make_tree(&v2, "ours").unwrap(), dir.path().join("ours"));
+        let unit = fs::read_to_string(dir.path().join("unit/cgroup.subtree_control")).unwrap();
+        assert_eq!(unit, "", "the unit can still take processes");
+    }
+
+    #[test]
+    fn the_tree_is_below_our_own_cgroup_where_the_top_is_not_ours() {
+        let (dir, v2) = mount(&["unit"]);
+        assert_eq!(
+            make_tree(&v2, "ours").unwrap(),
+            dir.path().join("unit/ours")
+        );
+    }
+
+    #[test]
+    fn the_top_is_what_is_named_when_neither_will_do() {
+        let (dir, v2) = mount(&[]);
+        let refused = make_tree(&v2, "ours").unwrap_err().to_string();
+        let top = dir.path().join("cgroup.subtree_control");
+        assert!(refused.contains(top.to_str().unwrap()), "{refused}");
     }
 }

@@ -42,10 +42,15 @@ impl Client {
             .redirect(reqwest::redirect::Policy::none());
         if local {
             builder = builder.no_proxy();
+            if base.scheme() == "http" {
+                // No TLS, so a host without any certificate authorities must do as well.
+                builder = builder.tls_certs_only([]);
+            }
         }
-        let http = builder
-            .build()
-            .map_err(|error| Error::internal(format!("preparing the HTTP client: {error}")))?;
+        let http = builder.build().map_err(|error| {
+            Error::internal(format!("preparing the HTTP client: {error}"))
+                .hint("TLS needs certificate authorities: install ca-certificates")
+        })?;
         Ok(Self { http, base, key })
     }
 
