@@ -123,7 +123,8 @@ def test_a_wrong_method_names_the_right_ones(server):
 
 
 @pytest.mark.parametrize("setting", [
-    {"network": {"allowOut": ["1.1.1.1"]}}, {"network": {"allowPublicTraffic": False}}, {"network": {"rules": {"h.test": []}}},
+    {"network": {"egressProxy": {"address": "p.test:1"}}}, {"network": {"allowPublicTraffic": False}},
+    {"network": {"rules": {"h.test": [{"transform": {"headers": {"A": "b"}}}]}}},
     {"autoPause": True}, {"mcp": {"x": {}}}, {"volumeMounts": [{"name": "v", "path": "/v"}]}, {"iam": {"tokens": {}}}, {"newThing": 1},
 ])
 def test_settings_that_can_not_be_kept_are_refused(server, setting):

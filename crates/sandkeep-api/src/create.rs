@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use sandkeep_keeper::Keeper;
+use sandkeep_moat::policy::Policy;
 use sandkeep_model::{CreateSandbox, Error, Expiry, GoneReason, Result, Sandbox};
 use tokio::sync::oneshot;
 
@@ -13,12 +14,16 @@ const MAX_TIMEOUT_SECONDS: u64 = 10 * 365 * 24 * 3600;
 /// Makes a box. The work goes on when the client is gone, because a box half made is worse
 /// than one too many; but a box nobody was told of is ended again, unless the client can
 /// ask for it again by its key.
-pub(crate) async fn create(keeper: &Keeper, request: CreateSandbox) -> Result<Sandbox> {
+pub(crate) async fn create(
+    keeper: &Keeper,
+    request: CreateSandbox,
+    network: Option<Policy>,
+) -> Result<Sandbox> {
     let (tell, told) = oneshot::channel();
     let keeper = keeper.clone();
     tokio::spawn(async move {
         let keep = request.idempotency_key.is_some();
-        let made = keeper.create(request).await;
+        let made = keeper.create_reaching(request, network).await;
         let Err(Ok(unclaimed)) = tell.send(made) else {
             return;
         };

@@ -11,6 +11,7 @@ mod create;
 mod e2b;
 mod error;
 mod extract;
+mod network;
 mod openapi;
 mod query;
 mod router;

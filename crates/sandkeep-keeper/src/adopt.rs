@@ -3,6 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use futures_util::StreamExt;
+use sandkeep_moat::policy::Policy;
 use sandkeep_model::{Error, GoneReason, Result, SandboxId, State, Timestamp};
 use sandkeep_store::Record;
 use sandkeep_ward::{Adoption, LiveBox, Ward};
@@ -67,10 +68,12 @@ impl Core {
             sandbox,
             pooled,
             ward: note,
+            network,
         } = row;
         let state = sandbox.state;
         let reason = sandbox.gone.clone();
-        let entry = Entry::new(sandbox, ward, pooled);
+        let policy = stored_policy(&sandbox.id, network.as_ref());
+        let entry = Entry::new(sandbox, ward, pooled, policy);
         // More boxes than now allowed are no reason to lose any.
         self.registry.add_within(&entry, usize::MAX);
         let ends = match state {
@@ -91,7 +94,13 @@ impl Core {
             record,
         };
         match entry.ward.adopt(&live).await {
-            Ok(Adoption::Alive) => true,
+            Ok(Adoption::Alive) => {
+                if let Err(error) = self.attach(entry).await {
+                    // It goes on without a way out; a new policy for it is another try.
+                    tracing::error!(id = %entry.id, %error, "an adopted box has no network");
+                }
+                true
+            }
             Ok(Adoption::Gone) => false,
             Err(error) => {
                 // Nobody can say what it is; what can not be reached must not linger.
@@ -183,4 +192,15 @@ impl Core {
             tracing::warn!(id = %entry.id, %error, "a box of an earlier run can not be ended yet");
         }
     }
+}
+
+/// What can not be understood allows nothing.
+fn stored_policy(id: &SandboxId, network: Option<&serde_json::Value>) -> Policy {
+    let Some(value) = network else {
+        return Policy::air_gapped();
+    };
+    Policy::from_json(value).unwrap_or_else(|error| {
+        tracing::error!(%id, %error, "the policy of a box can not be read; it reaches nothing");
+        Policy::air_gapped()
+    })
 }

@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use sandkeep_model::{Limits, TemplateName};
 
+use crate::NetworkConfig;
+
 /// How the keeper of one server behaves.
 #[derive(Debug, Clone)]
 pub struct KeeperConfig {
@@ -13,6 +15,7 @@ pub struct KeeperConfig {
     pub max_lifetime: Option<Duration>,
     /// How long rows of boxes that are gone, and their events, are kept.
     pub keep_history: Duration,
+    pub network: NetworkConfig,
 }
 
 /// What a box gets that asks for nothing, and the most any box may ask for.

@@ -71,6 +71,7 @@ impl Core {
         }
         self.tasks.spawn(Arc::clone(self).expire());
         self.tasks.spawn(Arc::clone(self).keep_pool());
+        self.tasks.spawn(Arc::clone(self).tell_denials());
         self.tasks.spawn(Arc::clone(self).sample());
         self.tasks.spawn(Arc::clone(self).upkeep());
         Ok(())

@@ -6,6 +6,7 @@ use std::{
 };
 
 use sandkeep_agent_client::Agent;
+use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
     Code, CreateSandbox, Error, GoneReason, Limits, OnTimeout, Result, Sandbox, SandboxId, Secret,
     State, TemplateName, Timestamp, check_env, check_metadata,
@@ -31,13 +32,19 @@ pub struct Plan {
     pub template: TemplateInfo,
     pub ward: Arc<dyn Ward>,
     pub limits: Limits,
+    pub network: Policy,
 }
 
 impl Core {
     /// Makes the box a request asks for, or gives the one made for it before.
-    pub async fn create(self: Arc<Self>, request: CreateSandbox) -> Result<Sandbox> {
-        let plan = self.plan(request).await?;
-        let flying = match idempotency::given(&plan.request)? {
+    pub async fn create(
+        self: Arc<Self>,
+        request: CreateSandbox,
+        network: Option<Policy>,
+    ) -> Result<Sandbox> {
+        let given = idempotency::given(&request, network.as_ref())?;
+        let plan = self.plan(request, network).await?;
+        let flying = match given {
             None => None,
             Some(given) => {
                 let flying = self.flights.take_off(given).await?;
@@ -51,7 +58,7 @@ impl Core {
             .await
     }
 
-    async fn plan(&self, request: CreateSandbox) -> Result<Plan> {
+    async fn plan(&self, request: CreateSandbox, network: Option<Policy>) -> Result<Plan> {
         check_env(&request.env)?;
         check_metadata(&request.metadata)?;
         if request.on_timeout == OnTimeout::Pause {
@@ -67,6 +74,7 @@ impl Core {
             .limits
             .resolve(&self.config.limits.default, &self.config.limits.most)?;
         let ward = self.levels.choose(request.isolation)?;
+        let network = self.reach(network)?;
         let template = match self.vault.template(&request.template).await? {
             Some(template) => template,
             None => return Err(self.no_template(&request.template).await),
@@ -76,6 +84,7 @@ impl Core {
             template,
             ward,
             limits,
+            network,
         })
     }
 
@@ -122,7 +131,7 @@ impl Core {
             metadata: request.metadata.clone(),
             ..blank(&plan.template.name, plan.ward.as_ref(), plan.limits, now)
         };
-        let entry = Entry::new(sandbox, Arc::clone(&plan.ward), false);
+        let entry = Entry::new(sandbox, Arc::clone(&plan.ward), false, plan.network.clone());
         // Taken before anybody can find the box: who wants to end it waits for us.
         let _turn = entry.turn.lock().await;
         self.make_room(&entry).await?;
@@ -147,9 +156,11 @@ impl Core {
             return Err(Error::internal("the keeper is closed"));
         };
         let sandbox = entry.sandbox();
+        let network = entry.reach.policy().to_json();
         let new = NewBox {
             sandbox: &sandbox,
             pooled: entry.pooled(),
+            network: Some(&network),
             idempotency: given,
         };
         // Side by side: a disk without a row is found and removed at the next start.
@@ -196,9 +207,9 @@ impl Core {
             agent.init(&agent::identity_of(sandbox)).await?;
             Ok::<_, Error>(agent)
         };
-        let agent = talk
-            .await
-            .map_err(|error| error.context("greeting the agent"))?;
+        let (agent, attached) = tokio::join!(talk, self.attach(entry));
+        let agent = agent.map_err(|error| error.context("greeting the agent"))?;
+        attached.map_err(|error| error.context("attaching the network"))?;
         Ok((live, agent))
     }
 

@@ -5,6 +5,7 @@ use std::{
     sync::Mutex,
 };
 
+use sandkeep_moat::policy::Policy;
 use sandkeep_model::{CreateSandbox, Error, Expiry, OnTimeout, Result, Sandbox, State};
 use sandkeep_store::Idempotency;
 use sha2::{Digest, Sha256};
@@ -81,7 +82,7 @@ fn other_request(key: &str) -> Error {
 }
 
 /// The key with the hash of everything else in the request.
-pub fn given(request: &CreateSandbox) -> Result<Option<Idempotency>> {
+pub fn given(request: &CreateSandbox, network: Option<&Policy>) -> Result<Option<Idempotency>> {
     let Some(key) = &request.idempotency_key else {
         return Ok(None);
     };
@@ -92,7 +93,7 @@ pub fn given(request: &CreateSandbox) -> Result<Option<Idempotency>> {
         )
         .hint("use a UUID"));
     }
-    let text = serde_json::json!([
+    let mut asked = serde_json::json!([
         request.template,
         request.isolation,
         request.limits,
@@ -103,8 +104,11 @@ pub fn given(request: &CreateSandbox) -> Result<Option<Idempotency>> {
         request.on_timeout == OnTimeout::Pause,
         request.env,
         request.metadata,
-    ])
-    .to_string();
+    ]);
+    if let (Some(policy), Some(list)) = (network, asked.as_array_mut()) {
+        list.push(policy.to_json());
+    }
+    let text = asked.to_string();
     let hash = Sha256::digest(text.as_bytes())
         .iter()
         .map(|byte| format!("{byte:02x}"))

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
     CreateSandbox, Error, Event, Expiry, GoneReason, Isolation, ListFilter, Page, Result, Sample,
     Sandbox, SandboxId, Secret, State, Template, Timestamp, Usage,
@@ -68,10 +69,57 @@ impl Keeper {
 
     /// Makes a box; returns when its agent answers. From the pool when the request allows it.
     /// A caller that goes away does not stop it half way.
+    /// It may reach what this server's standing policy says.
     pub async fn create(&self, request: CreateSandbox) -> Result<Sandbox> {
+        self.create_reaching(request, None).await
+    }
+
+    /// Like [`Keeper::create`] with a policy of its own. `NotEnforceable` where this host can
+    /// not hold a box to it.
+    pub async fn create_reaching(
+        &self,
+        request: CreateSandbox,
+        network: Option<Policy>,
+    ) -> Result<Sandbox> {
         self.core
-            .finish(Arc::clone(&self.core).create(request))
+            .finish(Arc::clone(&self.core).create(request, network))
             .await
+    }
+
+    /// What a box may reach.
+    #[expect(clippy::unused_async, reason = "other ledgers may have to ask")]
+    pub async fn network(&self, id: &SandboxId) -> Result<Arc<Policy>> {
+        Ok(self.core.registry.owned(id)?.reach.policy())
+    }
+
+    /// Changes what a running box may reach; connections that no longer fit are cut.
+    pub async fn set_network(&self, id: &SandboxId, policy: Policy) -> Result<()> {
+        let (core, id) = (Arc::clone(&self.core), id.clone());
+        self.core
+            .finish(async move { core.set_network(&id, policy).await })
+            .await
+    }
+
+    /// What a box was refused of late, newest first.
+    #[expect(clippy::unused_async, reason = "other ledgers may have to ask")]
+    pub async fn denials(&self, id: &SandboxId) -> Result<Vec<Denial>> {
+        self.core.denials(id)
+    }
+
+    /// What a box has moved since it was attached.
+    #[expect(clippy::unused_async, reason = "other ledgers may have to ask")]
+    pub async fn traffic(&self, id: &SandboxId) -> Result<Traffic> {
+        self.core.traffic(id)
+    }
+
+    /// What bounds the boxes of this server; `None` where the host can not have it.
+    pub fn moat(&self) -> Option<&Arc<Moat>> {
+        self.core.config.network.moat.as_ref()
+    }
+
+    /// What a box may reach whose create says nothing.
+    pub fn standing_policy(&self) -> &Policy {
+        &self.core.config.network.standing
     }
 
     /// A box that exists (any state but gone; pooled ones do not exist for clients). `NotFound` else.

@@ -14,6 +14,7 @@ mod idempotency;
 mod isolation;
 mod keeper;
 mod meters;
+mod network;
 mod pool;
 mod registry;
 mod samples;
@@ -23,3 +24,4 @@ mod upkeep;
 
 pub use config::{KeeperConfig, Limiting, PoolConfig};
 pub use keeper::{BoxView, HostReport, Keeper, LevelReport};
+pub use network::{DenialBell, NetworkConfig};

@@ -7,6 +7,7 @@ use std::{
 };
 
 use sandkeep_agent_client::Agent;
+use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
     GoneReason, Isolation, IsolationWish, Limits, Result, Sandbox, Secret, State, Timestamp,
 };
@@ -217,6 +218,7 @@ impl Core {
             access_token: Secret::random(),
             ..before.clone()
         };
+        let network = plan.network.to_json();
         let claim = Claim {
             id: &sandbox.id,
             limits: &sandbox.limits,
@@ -226,6 +228,7 @@ impl Core {
             env: &sandbox.env,
             metadata: &sandbox.metadata,
             access_token: &sandbox.access_token,
+            network: Some(&network),
             idempotency: given,
         };
         let identity = agent::identity_of(&sandbox);
@@ -239,6 +242,7 @@ impl Core {
         let owned = matches!(written, Ok(Some(_)));
         if owned {
             entry.claimed(sandbox.clone());
+            entry.reach.set(plan.network.clone());
         }
         let ready = known.and(limited);
         if owned && ready.is_ok() {
@@ -346,7 +350,7 @@ impl Core {
     ) -> Result<Option<Ready>> {
         let limits = self.config.limits.default;
         let sandbox = blank(&template.name, ward.as_ref(), limits, Timestamp::now());
-        let entry = Entry::new(sandbox, ward, true);
+        let entry = Entry::new(sandbox, ward, true, Policy::air_gapped());
         let turn = entry.turn.lock().await;
         if !self.registry.add_within(&entry, self.config.max_boxes) {
             return Ok(None);

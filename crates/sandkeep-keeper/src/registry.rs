@@ -8,12 +8,14 @@ use std::{
     },
 };
 
+use sandkeep_moat::policy::Policy;
 use sandkeep_model::{Error, GoneReason, Result, Sandbox, SandboxId, Secret, State, Timestamp};
 use sandkeep_ward::Ward;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     meters,
+    network::Reach,
     samples::Trail,
     sync::{lock, read, write},
 };
@@ -27,6 +29,7 @@ pub struct Entry {
     /// Fires when the box stops being reachable.
     pub closed: CancellationToken,
     pub trail: Mutex<Trail>,
+    pub reach: Reach,
     face: RwLock<Face>,
     /// Somebody repeats its clean-up already.
     retried: AtomicBool,
@@ -52,13 +55,14 @@ impl Face {
 }
 
 impl Entry {
-    pub fn new(sandbox: Sandbox, ward: Arc<dyn Ward>, pooled: bool) -> Arc<Self> {
+    pub fn new(sandbox: Sandbox, ward: Arc<dyn Ward>, pooled: bool, policy: Policy) -> Arc<Self> {
         Arc::new(Self {
             id: sandbox.id.clone(),
             ward,
             turn: tokio::sync::Mutex::default(),
             closed: CancellationToken::new(),
             trail: Mutex::default(),
+            reach: Reach::new(policy),
             face: RwLock::new(Face {
                 written: sandbox.state,
                 sandbox,

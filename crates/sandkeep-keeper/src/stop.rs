@@ -69,6 +69,7 @@ impl Core {
     /// box is `stopping`.
     pub async fn clear_away(&self, entry: &Arc<Entry>) -> Result<()> {
         entry.closed.cancel();
+        entry.reach.close();
         self.deadlines.moved(&entry.id, entry.end_at(), None);
         if let Err(error) = self.take_apart(entry).await {
             meters::cleanup_failed();

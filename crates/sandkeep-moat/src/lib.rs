@@ -14,6 +14,7 @@ mod inside;
 mod intercept;
 mod limits;
 mod moat;
+mod probe;
 mod proxy;
 mod state;
 mod traffic;
@@ -27,6 +28,7 @@ pub use hooks::{
 pub use inside::InsideDesk;
 pub use intercept::{InterceptConfig, NoSecrets, SecretSource, SecretUse, TlsInterceptor, Trust};
 pub use moat::{AttachSpec, BoxMoat, Moat, MoatConfig};
+pub use probe::probe;
 pub use proxy::{BoxStream, DialError, Hello, Intercepted, Wayout, parse_client_hello, refusal};
 pub use state::{BoxView, Patience, Why};
 pub use traffic::Traffic;

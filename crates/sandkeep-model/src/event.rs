@@ -30,6 +30,15 @@ pub enum EventKind {
     OutOfMemory { kills: u64 },
     /// The end of its time was moved; `None` means it has none.
     ExpiryChanged { end_at: Option<Timestamp> },
+    /// What the box may reach is another from now on.
+    NetworkChanged,
+    /// The box wanted to go where its policy does not let it: told the first time and then at
+    /// each doubling, and of a box that tries very much not every time.
+    EgressDenied {
+        host: String,
+        port: u16,
+        why: String,
+    },
 }
 
 impl EventKind {
@@ -39,6 +48,8 @@ impl EventKind {
             Self::Adopted => "adopted",
             Self::OutOfMemory { .. } => "out_of_memory",
             Self::ExpiryChanged { .. } => "expiry_changed",
+            Self::NetworkChanged => "network_changed",
+            Self::EgressDenied { .. } => "egress_denied",
         }
     }
 }

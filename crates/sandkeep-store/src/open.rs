@@ -141,13 +141,19 @@ async fn check(connection: &mut SqliteConnection) -> Result<()> {
 }
 
 fn migrations() -> Migrator {
-    Migrator::with_migrations(vec![Migration::new(
-        1,
-        "ledger".into(),
-        MigrationType::Simple,
-        include_str!("../migrations/0001_ledger.sql").into_sql_str(),
-        false,
-    )])
+    let one = |version, name: &'static str, text: &'static str| {
+        Migration::new(
+            version,
+            name.into(),
+            MigrationType::Simple,
+            text.into_sql_str(),
+            false,
+        )
+    };
+    Migrator::with_migrations(vec![
+        one(1, "ledger", include_str!("../migrations/0001_ledger.sql")),
+        one(2, "network", include_str!("../migrations/0002_network.sql")),
+    ])
 }
 
 #[cfg(test)]

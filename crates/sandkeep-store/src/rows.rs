@@ -16,6 +16,8 @@ pub struct Record {
     pub pooled: bool,
     /// The ward's own note, once the box runs.
     pub ward: Option<serde_json::Value>,
+    /// What it may reach; `None`: nothing.
+    pub network: Option<serde_json::Value>,
 }
 
 /// A key a client gave so that the same request makes one box, with the request's hash.
@@ -30,6 +32,7 @@ pub struct Idempotency {
 pub struct NewBox<'a> {
     pub sandbox: &'a Sandbox,
     pub pooled: bool,
+    pub network: Option<&'a serde_json::Value>,
     pub idempotency: Option<&'a Idempotency>,
 }
 
@@ -44,12 +47,13 @@ pub struct Claim<'a> {
     pub env: &'a BTreeMap<String, String>,
     pub metadata: &'a BTreeMap<String, String>,
     pub access_token: &'a Secret,
+    pub network: Option<&'a serde_json::Value>,
     pub idempotency: Option<&'a Idempotency>,
 }
 
 /// The columns [`record`] reads, in one place.
 pub const COLUMNS: &str = "id, template, isolation, limits, state, pooled, created_at, started_at, \
-     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward";
+     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward, network";
 
 pub fn json(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value)
@@ -147,6 +151,7 @@ pub fn record(row: &SqliteRow) -> Result<Record> {
         sandbox,
         pooled: reading.get::<i64>("pooled")? != 0,
         ward: reading.json_or_none("ward")?,
+        network: reading.json_or_none("network")?,
     })
 }
 

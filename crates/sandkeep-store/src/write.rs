@@ -53,8 +53,8 @@ impl Store {
         let query = sqlx::query(
             "INSERT INTO sandboxes (id, template, isolation, limits, state, pooled, created_at, \
              started_at, end_at, on_timeout, env, metadata, access_token, oom_kills, \
-             idempotency_key, idempotency_hash) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, $14, $15)",
+             idempotency_key, idempotency_hash, network) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, $14, $15, $16)",
         )
         .bind(sandbox.id.as_str())
         .bind(sandbox.template.as_str())
@@ -70,7 +70,8 @@ impl Store {
         .bind(rows::json(&sandbox.metadata)?)
         .bind(sandbox.access_token.expose())
         .bind(new.idempotency.map(|given| given.key.as_str()))
-        .bind(new.idempotency.map(|given| given.hash.as_str()));
+        .bind(new.idempotency.map(|given| given.hash.as_str()))
+        .bind(new.network.map(rows::json).transpose()?);
         let kind = (!new.pooled).then_some(EventKind::State {
             from: None,
             to: sandbox.state,
@@ -109,7 +110,7 @@ impl Store {
         let query = sqlx::query(
             "UPDATE sandboxes SET pooled = 0, limits = $2, started_at = $3, end_at = $4, \
              on_timeout = $5, env = $6, metadata = $7, access_token = $8, \
-             idempotency_key = $9, idempotency_hash = $10 \
+             idempotency_key = $9, idempotency_hash = $10, network = $11 \
              WHERE id = $1 AND pooled = 1 AND state = 'running'",
         )
         .bind(claim.id.as_str())
@@ -121,7 +122,8 @@ impl Store {
         .bind(rows::json(claim.metadata)?)
         .bind(claim.access_token.expose())
         .bind(claim.idempotency.map(|given| given.key.as_str()))
-        .bind(claim.idempotency.map(|given| given.hash.as_str()));
+        .bind(claim.idempotency.map(|given| given.hash.as_str()))
+        .bind(claim.network.map(rows::json).transpose()?);
         let kind = EventKind::State {
             from: None,
             to: State::Running,
@@ -215,6 +217,19 @@ impl Store {
             .await
     }
 
+    /// Sets what a running box may reach. `None`: it does not run.
+    pub async fn set_network(
+        &self,
+        id: &SandboxId,
+        network: &serde_json::Value,
+    ) -> Result<Option<Event>> {
+        let query =
+            sqlx::query("UPDATE sandboxes SET network = $2 WHERE id = $1 AND state = 'running'")
+                .bind(id.as_str())
+                .bind(rows::json(network)?);
+        self.change_told(id, query, EventKind::NetworkChanged).await
+    }
+
     /// Notes kills by the kernel. `None` when as many were known already.
     pub async fn set_oom_kills(&self, id: &SandboxId, kills: u64) -> Result<Option<Event>> {
         let query = sqlx::query(
@@ -233,8 +248,13 @@ impl Store {
             return Ok(());
         }
         let kinds: Vec<_> = ids.iter().map(|id| (id, EventKind::Adopted)).collect();
+        self.note(&kinds).await
+    }
+
+    /// Writes events that change nothing, all in one transaction.
+    pub async fn note(&self, kinds: &[(&SandboxId, EventKind)]) -> Result<()> {
         let mut writer = self.inner.writer.lock().await;
-        let written = events::write(writer.begin().await?, Timestamp::now(), &kinds).await?;
+        let written = events::write(writer.begin().await?, Timestamp::now(), kinds).await?;
         writer.commit().await?;
         for event in written {
             let _ = self.inner.bell.send(event);

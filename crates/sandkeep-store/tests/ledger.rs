@@ -40,6 +40,7 @@ async fn add(store: &Store, sandbox: &Sandbox) {
     let new = NewBox {
         sandbox,
         pooled: false,
+        network: None,
         idempotency: None,
     };
     store.insert(new).await.unwrap();
@@ -122,6 +123,7 @@ async fn of_many_claims_on_one_pooled_box_one_wins() {
     let new = NewBox {
         sandbox: &pooled,
         pooled: true,
+        network: None,
         idempotency: None,
     };
     assert!(store.insert(new).await.unwrap().is_none());
@@ -155,6 +157,7 @@ async fn of_many_claims_on_one_pooled_box_one_wins() {
                     env: &BTreeMap::new(),
                     metadata: &BTreeMap::from([("number".into(), number.to_string())]),
                     access_token: &token,
+                    network: None,
                     idempotency: None,
                 })
                 .await
@@ -212,6 +215,7 @@ async fn keys_are_unique_until_their_box_never_was() {
         let new = NewBox {
             sandbox: made,
             pooled: false,
+            network: None,
             idempotency: Some(&given),
         };
         store.insert(new).await
@@ -412,6 +416,7 @@ async fn a_full_disk_is_told_as_such_and_loses_nothing() {
         let new = NewBox {
             sandbox: &made,
             pooled: false,
+            network: None,
             idempotency: None,
         };
         if let Err(error) = store.insert(new).await {

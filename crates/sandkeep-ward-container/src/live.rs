@@ -14,6 +14,7 @@ use rustix::{
 };
 use sandkeep_model::SandboxId;
 use std::{
+    fs::File,
     io,
     os::fd::{AsFd, AsRawFd as _, OwnedFd},
     path::PathBuf,
@@ -77,6 +78,20 @@ impl Live {
     /// Kills PID 1, and with it everything in its pid namespace.
     pub fn kill(&self) -> Result<(), Failure> {
         kill(self.pidfd.get_ref())
+    }
+
+    /// The network namespace of the box. Blocks.
+    pub fn netns(&self) -> Result<OwnedFd, Failure> {
+        let found = File::open(format!("/proc/{}/ns/net", self.record.pid))
+            .doing("opening the network namespace of the box")?;
+        // Asked after it was opened: while PID 1 lives its number is nobody else's.
+        let same =
+            proc::start_ticks(self.record.pid).is_ok_and(|ticks| ticks == self.record.start_ticks);
+        if same && self.runs() {
+            return Ok(found.into());
+        }
+        Err(io::Error::from(io::ErrorKind::NotFound))
+            .doing("finding the network of a box that ended")
     }
 
     /// Short enough for a socket address wherever the state directory is.

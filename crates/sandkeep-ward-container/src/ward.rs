@@ -304,6 +304,11 @@ impl Ward for ContainerWard {
         blocking(move || live.record.cgroups.usage().map_err(Error::from)).await
     }
 
+    async fn netns(&self, id: &SandboxId) -> Result<OwnedFd> {
+        let live = self.inner.must_hold(id)?;
+        blocking(move || live.netns().map_err(Error::from)).await
+    }
+
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         let id = id.clone();

@@ -1,4 +1,4 @@
-use std::{collections::HashSet, path::PathBuf};
+use std::{collections::HashSet, os::fd::OwnedFd, path::PathBuf};
 
 use async_trait::async_trait;
 use sandkeep_model::{Isolation, Limits, Result, SandboxId, Usage};
@@ -81,6 +81,9 @@ pub trait Ward: Send + Sync + 'static {
 
     /// What the box uses, read outside of it. `disk_bytes` is left at zero: the vault knows it.
     async fn usage(&self, id: &SandboxId) -> Result<Usage>;
+
+    /// The box's network namespace: owned by the host, nothing but a loopback device in it.
+    async fn netns(&self, id: &SandboxId) -> Result<OwnedFd>;
 
     /// Ends the box and everything in it, and waits until nothing is left. Ending a box that
     /// is not there is no error.

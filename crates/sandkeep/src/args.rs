@@ -122,6 +122,9 @@ pub enum Command {
         /// For example 300, 15m, 2h, or never
         span: Span,
     },
+    /// What boxes may reach: show, set, test, suggest
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// List the templates boxes can be made from
     Templates,
     /// Print a completion script for a shell
@@ -224,6 +227,53 @@ pub enum TemplateCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Print what a box may reach
+    Show {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+    },
+    /// Change what a running box may reach; connections that no longer fit are cut
+    Set {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+        /// A file with the policy as JSON
+        #[arg(required_unless_present = "profile")]
+        file: Option<PathBuf>,
+        /// air-gapped, package-registries or open
+        #[arg(long, value_name = "NAME", conflicts_with = "file")]
+        profile: Option<String>,
+    },
+    /// Whether a URL would pass, and by which rule; exit code 1 when not
+    Test {
+        /// By the policy of this box
+        #[arg(long = "box", value_name = "BOX")]
+        sandbox: Option<String>,
+        /// By the policy in this file, or a profile
+        #[arg(
+            long,
+            value_name = "PROFILE|FILE",
+            conflicts_with = "sandbox",
+            required_unless_present = "sandbox"
+        )]
+        file: Option<String>,
+        #[arg(long, default_value = "GET")]
+        method: String,
+        /// https://host/path, or host:port
+        #[arg(value_name = "URL")]
+        target: String,
+    },
+    /// Propose a policy from what a box was refused; changes nothing
+    Suggest {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+    },
+}
+
 /// What a new box is to be like.
 #[derive(Debug, Clone, Args)]
 pub struct BoxArgs {
@@ -251,6 +301,12 @@ pub struct BoxArgs {
     /// Disk it may fill beyond its template, for example 5GiB; a bare number means MiB
     #[arg(long, value_name = "SIZE", value_parser = size_in_mib)]
     pub disk: Option<Size>,
+    /// What it may reach: air-gapped, package-registries, open, or a file with a policy
+    #[arg(long, value_name = "PROFILE|FILE")]
+    pub network: Option<String>,
+    /// A host it may reach, for example example.org:443 or *.example.org; may be repeated
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub allow: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -425,6 +481,24 @@ mod tests {
         for words in [["sandkeep", "--json", "ls"], ["sandkeep", "ls", "--json"]] {
             assert!(Cli::try_parse_from(words).unwrap().global.json);
         }
+    }
+
+    #[test]
+    fn the_url_to_test_is_not_that_of_the_server() {
+        let words = [
+            "sandkeep",
+            "policy",
+            "test",
+            "--file",
+            "open",
+            "https://a.test/",
+        ];
+        let cli = Cli::try_parse_from(words).unwrap();
+        assert!(!cli.global.url.contains("a.test"));
+        let Command::Policy(PolicyCommand::Test { target, .. }) = cli.command else {
+            panic!("not policy test")
+        };
+        assert_eq!(target, "https://a.test/");
     }
 
     #[test]

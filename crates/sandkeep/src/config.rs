@@ -9,11 +9,17 @@ use std::{
     time::Duration,
 };
 
-use sandkeep_keeper::{KeeperConfig, Limiting, PoolConfig};
+use ipnet::IpNet;
+use sandkeep_keeper::{KeeperConfig, Limiting, NetworkConfig, PoolConfig};
+use sandkeep_moat::policy::Profile;
 use sandkeep_model::{Error, Limits, Result, TemplateName};
 use serde::Deserialize;
 
-use crate::quantity::{Size, Span};
+use crate::{
+    listed::{Listed, Resolver},
+    network::NetworkSettings,
+    quantity::{Size, Span},
+};
 
 /// Where an installed server keeps its things.
 pub const DEFAULT_STATE: &str = "/var/lib/sandkeep";
@@ -81,6 +87,15 @@ settings! {
     /// How long boxes that are gone stay in the records [default: 7d]
     #[arg(value_name = "SPAN")]
     keep_history: Span = "SANDKEEP_KEEP_HISTORY",
+    /// What boxes may reach whose create says nothing: deny, open or package-registries [default: deny]
+    #[arg(value_name = "PROFILE")]
+    network_default: Profile = "SANDKEEP_NETWORK_DEFAULT",
+    /// Private networks that policies may name, comma-separated; else none is ever reached
+    #[arg(value_name = "CIDR,…")]
+    allow_private: Listed<IpNet> = "SANDKEEP_ALLOW_PRIVATE",
+    /// DNS servers asked for boxes, comma-separated [default: those of this host]
+    #[arg(value_name = "ADDRESS,…")]
+    dns: Listed<Resolver> = "SANDKEEP_DNS",
     /// Connections served at once; more are answered 503 [default: 20000]
     #[arg(value_name = "COUNT")]
     max_connections: usize = "SANDKEEP_MAX_CONNECTIONS",
@@ -129,6 +144,7 @@ pub struct Config {
     pub log_level: Option<String>,
     pub log_format: LogFormat,
     pub keeper: KeeperConfig,
+    pub network: NetworkSettings,
     /// The file that was read, for the log.
     pub file: Option<PathBuf>,
 }
@@ -186,6 +202,13 @@ impl Config {
                 keep_history: keep_history
                     .duration()
                     .unwrap_or(Duration::from_secs(100 * 365 * 86_400)),
+                // Made when the host has been looked at.
+                network: NetworkConfig::default(),
+            },
+            network: NetworkSettings {
+                standing: settings.network_default.unwrap_or(Profile::AirGapped),
+                allow_private: settings.allow_private.map_or_else(Vec::new, |list| list.0),
+                dns: settings.dns.map_or_else(Vec::new, |list| list.0),
             },
             file,
         })

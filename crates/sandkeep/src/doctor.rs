@@ -11,6 +11,7 @@ use crate::{
     args::DoctorArgs,
     cli::output::{Output, clean},
     config::Config,
+    network,
 };
 
 #[derive(Debug, Serialize)]
@@ -33,7 +34,8 @@ struct Level {
 pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
     let config = Config::load(args.place.settings(), None)?;
     // Looking at files and tools blocks for moments only, and nothing else runs here.
-    let report = examine(&config);
+    let mut report = examine(&config);
+    report.host.push(network::check().await);
     if output.json {
         output.json(&report)?;
     } else {

@@ -11,7 +11,7 @@ use std::{
 use metrics_exporter_prometheus::PrometheusBuilder;
 use sandkeep_api::ApiState;
 use sandkeep_gateway::{Gateway, GatewayConfig};
-use sandkeep_keeper::Keeper;
+use sandkeep_keeper::{Keeper, KeeperConfig};
 use sandkeep_model::{Error, Result};
 use sandkeep_store::Store;
 use sandkeep_vault::Vault;
@@ -29,6 +29,7 @@ use crate::{
     config::Config,
     desk::{Desk, room_for_connections},
     greet, logging,
+    network::network,
     notify::notify,
     state::{KeySource, StateDir, require_root},
 };
@@ -128,7 +129,11 @@ async fn open_keeper(config: &Config, state: &StateDir) -> Result<Keeper> {
     let store = Store::open(config.state.join("ledger.db")).await?;
     let ward = ContainerWard::new(container_config(state.path(), state.install_agent()?))?;
     let wards: Vec<Arc<dyn Ward>> = vec![ward];
-    Keeper::open(config.keeper.clone(), store, vault, wards).await
+    let keeper = KeeperConfig {
+        network: network(&config.network).await?,
+        ..config.keeper.clone()
+    };
+    Keeper::open(keeper, store, vault, wards).await
 }
 
 fn container_config(state: &Path, agent: PathBuf) -> ContainerWardConfig {

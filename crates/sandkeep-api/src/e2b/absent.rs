@@ -44,10 +44,6 @@ pub(crate) async fn snapshot(State(state): State<Shared>, id: E2bId) -> E2bError
     of_box(&state, &id, "making a snapshot of a sandbox").await
 }
 
-pub(crate) async fn network(State(state): State<Shared>, id: E2bId) -> E2bError {
-    of_box(&state, &id, "changing the network of a sandbox").await
-}
-
 pub(crate) async fn snapshots() -> E2bError {
     not_yet("listing snapshots").into()
 }

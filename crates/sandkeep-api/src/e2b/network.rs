@@ -1,61 +1,116 @@
-//! What a create may ask of the network while boxes have none.
+//! E2B's `network` object and `allow_internet_access`, as a policy.
 //!
-//! Nothing gets out of a box, so whatever only forbids is fulfilled. Everything that opens,
-//! rewrites or protects something else is refused: a security setting is never dropped.
+//! What opens or closes ways out is fulfilled. Everything that rewrites or protects something
+//! else is refused: a security setting is never dropped.
 
+use axum::extract::State;
+use http::StatusCode;
+use sandkeep_moat::policy::{E2bNetwork, Policy, Standing};
 use sandkeep_model::{Error, Result};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::absent::not_yet;
+use crate::{
+    error::E2bError,
+    extract::{E2bId, E2bJson},
+    state::Shared,
+};
 
-pub(crate) fn check(network: &Map<String, Value>) -> Result<()> {
+/// `None`: the request says nothing, the operator decides.
+pub(crate) fn policy(
+    network: Option<&Map<String, Value>>,
+    allow_internet_access: Option<bool>,
+) -> Result<Option<Policy>> {
+    let Some(network) = network else {
+        return Policy::from_e2b(None, allow_internet_access);
+    };
+    let mut egress = E2bNetwork::default();
     for (name, value) in network {
         let field = format!("network.{name}");
         match name.as_str() {
             _ if value.is_null() => {}
-            "denyOut" => check_list(&field, value)?,
-            "allowOut" | "dnsServers" | "httpsPorts" if is_empty(value) => {}
-            "rules" | "egressProxy" if is_empty(value) => {}
+            "denyOut" => egress.deny_out = Some(texts(&field, value)?),
+            "allowOut" => egress.allow_out = Some(texts(&field, value)?),
+            "rules" => {
+                egress.rules = Some(serde_json::from_value(value.clone()).map_err(|error| {
+                    Error::invalid(&field, format!("{field} can not be read: {error}"))
+                })?);
+            }
+            "dnsServers" | "httpsPorts" | "egressProxy" if is_empty(value) => {}
             // Ports of a box are reached through the gateway by whoever knows its id.
             "allowPublicTraffic" if *value == Value::Bool(true) => {}
             _ => {
                 return Err(not_yet(&format!("the network setting `{name}`"))
                     .field(field)
-                    .hint("boxes have no network at all yet; leave it out, or use only denyOut"));
+                    .hint(
+                        "leave it out; allowOut, denyOut and allow_internet_access can be used",
+                    ));
             }
         }
     }
-    Ok(())
+    let policy = Policy::from_e2b(Some(&egress), allow_internet_access)?;
+    let mut rules = egress.rules.iter().flatten().flat_map(|(_, list)| list);
+    if rules.any(|rule| rule.transform.is_some()) {
+        return Err(not_yet("changing the headers of requests (`rules`)").field("network.rules"));
+    }
+    Ok(policy)
 }
 
 fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(Map::is_empty)
 }
 
-/// Addresses and networks only; a name can not be denied by address.
-fn check_list(field: &str, value: &Value) -> Result<()> {
-    let wrong = || {
-        Error::invalid(
-            field,
-            format!("{field} must be a list of addresses or networks"),
-        )
-        .hint("e.g. [\"0.0.0.0/0\"]")
-    };
-    for entry in value.as_array().ok_or_else(wrong)? {
-        let text = entry.as_str().ok_or_else(wrong)?;
-        let (address, bits) = match text.split_once('/') {
-            Some((address, bits)) => (address, Some(bits)),
-            None => (text, None),
-        };
-        let address: std::net::IpAddr = address.parse().map_err(|_| wrong())?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        if let Some(bits) = bits
-            && bits.parse::<u8>().map_or(true, |bits| bits > most)
-        {
-            return Err(wrong());
-        }
+fn texts(field: &str, value: &Value) -> Result<Vec<String>> {
+    serde_json::from_value(value.clone()).map_err(|_| {
+        Error::invalid(field, format!("{field} must be a list of texts"))
+            .hint("e.g. [\"0.0.0.0/0\"]")
+    })
+}
+
+/// What the SDKs show of a policy. Ports and HTTP rules have no words there.
+pub(crate) fn shown(policy: &Policy) -> Value {
+    let allow: Vec<String> = policy
+        .allow
+        .iter()
+        .map(|rule| rule.to.to_string())
+        .collect();
+    let mut deny: Vec<String> = policy.deny.iter().map(ToString::to_string).collect();
+    if policy.standing == Standing::Deny {
+        deny.insert(0, "0.0.0.0/0".to_owned());
     }
-    Ok(())
+    json!({"allowOut": allow, "denyOut": deny})
+}
+
+/// Whether there is a way out; in between has no answer.
+pub(crate) fn internet_access(policy: &Policy) -> Option<bool> {
+    match policy.standing {
+        Standing::Open => Some(true),
+        Standing::Deny => policy.allow.is_empty().then_some(false),
+    }
+}
+
+/// Replaces the whole egress configuration; what is left out is the operator's default.
+pub(crate) async fn put(
+    State(state): State<Shared>,
+    id: E2bId,
+    E2bJson(mut body): E2bJson<Map<String, Value>>,
+) -> Result<StatusCode, E2bError> {
+    state.keeper.get(&id).await?;
+    let access = match body.remove("allow_internet_access") {
+        None | Some(Value::Null) => None,
+        Some(Value::Bool(access)) => Some(access),
+        Some(_) => {
+            return Err(Error::invalid(
+                "allow_internet_access",
+                "allow_internet_access must be true or false",
+            )
+            .into());
+        }
+    };
+    let policy =
+        policy(Some(&body), access)?.unwrap_or_else(|| state.keeper.standing_policy().clone());
+    state.keeper.set_network(&id, policy).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 #[cfg(test)]
@@ -64,35 +119,48 @@ mod tests {
     use sandkeep_model::Code;
     use serde_json::json;
 
-    fn checked(network: &Value) -> Result<()> {
-        check(network.as_object().unwrap())
+    fn read(network: &Value) -> Result<Option<Policy>> {
+        policy(network.as_object(), None)
     }
 
     #[test]
-    fn what_only_forbids_is_fulfilled() {
-        for fine in [
+    fn ways_out_are_opened_and_closed() {
+        let closed = read(&json!({"denyOut": ["0.0.0.0/0"]})).unwrap().unwrap();
+        assert_eq!(closed, Policy::air_gapped());
+        assert_eq!(internet_access(&closed), Some(false));
+        let some = json!({"allowOut": ["*.example.org", "192.0.2.1"], "denyOut": ["0.0.0.0/0"]});
+        let some = read(&some).unwrap().unwrap();
+        assert_eq!(internet_access(&some), None);
+        assert_eq!(
+            shown(&some),
+            json!({"allowOut": ["*.example.org", "192.0.2.1"], "denyOut": ["0.0.0.0/0"]})
+        );
+        assert_eq!(policy(None, Some(true)).unwrap(), Some(Policy::open()));
+        assert_eq!(internet_access(&Policy::open()), Some(true));
+        for nothing in [
             json!({}),
-            json!({"denyOut": ["0.0.0.0/0", "10.0.0.1", "::/0"]}),
             json!({"allowOut": [], "rules": {}, "allowPublicTraffic": true}),
             json!({"egressProxy": null, "maskRequestHost": null}),
         ] {
-            checked(&fine).unwrap();
+            assert_eq!(read(&nothing).unwrap(), None, "{nothing}");
         }
     }
 
     #[test]
     fn no_security_setting_is_dropped() {
         for (name, value) in [
-            ("allowOut", json!(["1.1.1.1"])),
             ("allowPublicTraffic", json!(false)),
             ("maskRequestHost", json!("x")),
             ("httpsPorts", json!([443])),
             ("egressProxy", json!({"address": "p:1"})),
-            ("rules", json!({"h": []})),
+            (
+                "rules",
+                json!({"h.example": [{"transform": {"headers": {"A": "b"}}}]}),
+            ),
             ("dnsServers", json!(["1.1.1.1"])),
             ("somethingNew", json!(true)),
         ] {
-            let error = checked(&json!({ name: value })).unwrap_err();
+            let error = read(&json!({ name: value })).unwrap_err();
             assert_eq!(error.code, Code::NotImplemented, "{name}");
             assert_eq!(error.field, Some(format!("network.{name}")));
             assert!(error.message.contains(name));
@@ -100,15 +168,17 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_denial_is_an_error_not_a_pass() {
+    fn a_malformed_list_is_an_error_not_a_pass() {
         for bad in [
-            json!("0.0.0.0/0"),
-            json!(["example.test"]),
-            json!(["1.1.1.1/33"]),
-            json!([1]),
+            json!({"denyOut": "0.0.0.0/0"}),
+            json!({"denyOut": ["example.test"]}),
+            json!({"denyOut": ["1.1.1.1/33"]}),
+            json!({"denyOut": [1]}),
+            json!({"allowOut": ["example.test"]}),
+            json!({"rules": []}),
         ] {
-            let error = checked(&json!({ "denyOut": bad })).unwrap_err();
-            assert_eq!(error.code, Code::InvalidArgument);
+            let error = read(&bad).unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument, "{bad}");
         }
     }
 }

@@ -57,8 +57,9 @@ async fn create_any(
     request: NewSandbox,
     default_timeout: i64,
 ) -> Result<Created, E2bError> {
+    let policy = network::policy(request.network.as_ref(), request.allow_internet_access)?;
     let request = checked(request, headers, default_timeout)?;
-    let sandbox = create(&state.keeper, request).await?;
+    let sandbox = create(&state.keeper, request, policy).await?;
     Ok((StatusCode::CREATED, Json(SandboxBody::new(&sandbox, state))))
 }
 
@@ -120,9 +121,6 @@ fn refuse_what_is_missing(request: &NewSandbox) -> Result<()> {
     {
         return refused("volumeMounts", "mounting volumes");
     }
-    if let Some(network) = &request.network {
-        network::check(network)?;
-    }
     match request.unknown.iter().find(|(_, value)| !value.is_null()) {
         None => Ok(()),
         Some((name, _)) => {
@@ -142,7 +140,8 @@ pub(crate) async fn get(
     if matches!(sandbox.state, BoxState::Stopping | BoxState::Gone) {
         return Err(Error::sandbox_not_found(&sandbox.id).into());
     }
-    Ok(Json(DetailBody::new(&sandbox, &state)))
+    let policy = state.keeper.network(&id).await?;
+    Ok(Json(DetailBody::new(&sandbox, &policy, &state)))
 }
 
 pub(crate) async fn kill(State(state): State<Shared>, id: E2bId) -> Result<StatusCode, E2bError> {
@@ -256,7 +255,6 @@ mod tests {
                 r#""volumeMounts":[{"name":"v","path":"/m"}]"#,
                 "volumeMounts",
             ),
-            (r#""network":{"allowOut":["1.1.1.1"]}"#, "network.allowOut"),
             (r#""firewall":"strict""#, "firewall"),
         ] {
             let error = read(&format!("{{\"templateID\":\"base\",{setting}}}")).unwrap_err();

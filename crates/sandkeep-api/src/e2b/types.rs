@@ -2,12 +2,14 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
     Code, ENVD_VERSION, Error, OnTimeout, Result, Sample, Sandbox, State, TemplateName, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::network;
 use crate::{query::shown, state::ApiState};
 
 /// Old clients look at it, nobody uses it.
@@ -30,9 +32,8 @@ pub(crate) struct NewSandbox {
     /// Every box has a token, whatever is said here.
     #[serde(rename = "secure")]
     pub _secure: Option<bool>,
-    /// Nothing gets out of a box yet, so both wishes have the same answer.
     #[serde(rename = "allow_internet_access")]
-    pub _allow_internet_access: Option<bool>,
+    pub allow_internet_access: Option<bool>,
     pub network: Option<Map<String, Value>>,
     pub metadata: Option<BTreeMap<String, String>>,
     #[serde(rename = "envVars")]
@@ -159,8 +160,8 @@ pub(crate) struct DetailBody {
     listed: ListedBody,
     envd_access_token: String,
     domain: Option<String>,
-    /// There is no way out of a box yet, whatever was asked for.
-    allow_internet_access: bool,
+    allow_internet_access: Option<bool>,
+    network: Value,
     lifecycle: Lifecycle,
 }
 
@@ -172,12 +173,13 @@ struct Lifecycle {
 }
 
 impl DetailBody {
-    pub(crate) fn new(sandbox: &Sandbox, state: &ApiState) -> Self {
+    pub(crate) fn new(sandbox: &Sandbox, policy: &Policy, state: &ApiState) -> Self {
         Self {
             listed: sandbox.into(),
             envd_access_token: sandbox.access_token.expose().to_owned(),
             domain: state.domain.clone(),
-            allow_internet_access: false,
+            allow_internet_access: network::internet_access(policy),
+            network: network::shown(policy),
             lifecycle: Lifecycle {
                 auto_resume: false,
                 on_timeout: sandbox.on_timeout,

@@ -7,6 +7,7 @@ mod exec_ws;
 mod files;
 mod host;
 mod lifecycle;
+mod network;
 mod run;
 mod sandboxes;
 mod templates;
@@ -30,6 +31,11 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(lifecycle::set_timeout))
         .routes(routes!(lifecycle::metrics))
         .routes(routes!(lifecycle::logs))
+        .routes(routes!(network::get, network::put))
+        .routes(routes!(network::denials))
+        .routes(routes!(network::traffic))
+        .routes(routes!(network::test))
+        .routes(routes!(network::profiles))
         .routes(routes!(files::list))
         .routes(routes!(files::stat))
         .routes(routes!(files::mkdir))

@@ -14,6 +14,7 @@ use crate::{
     create::{create as create_box, idempotency_key},
     error::NativeError,
     extract::{NativeId, NativeJson},
+    network::policy,
     query::{NativeQuery, Query, shown},
     state::Shared,
 };
@@ -38,8 +39,9 @@ pub(crate) async fn create(
     ),
     NativeError,
 > {
+    let network = request.network.as_ref().map(policy).transpose()?;
     let request = checked(request, &headers)?;
-    let sandbox = create_box(&state.keeper, request).await?;
+    let sandbox = create_box(&state.keeper, request, network).await?;
     let location = format!("/v1/sandboxes/{}", sandbox.id);
     let view = SandboxView::with_token(sandbox);
     Ok((StatusCode::CREATED, [(LOCATION, location)], Json(view)))

@@ -88,6 +88,12 @@ pub(crate) struct CreateRequest {
     /// Your own words about it; lists can be filtered by them.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
+    /// What it may reach: a policy document, or `{"profile": NAME}`; the server's default
+    /// when left out.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>,
+        example = json!({"default": "deny", "allow": ["example.org:443", "*.example.net"]}))]
+    pub network: Option<serde_json::Value>,
 }
 
 fn base() -> String {

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs,
-    os::unix::process::CommandExt,
+    os::{fd::OwnedFd, unix::process::CommandExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
@@ -15,7 +15,7 @@ use std::{
 
 use async_trait::async_trait;
 use rustix::process::{Pid, Signal};
-use sandkeep_model::{Error, Isolation, Limits, Result, SandboxId, Usage};
+use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage};
 use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, LiveBox, Swept, Ward, WardEvent};
 use tokio::{
     net::UnixStream,
@@ -238,6 +238,13 @@ impl Ward for BareWard {
             pids: 1,
             ..Usage::default()
         })
+    }
+
+    async fn netns(&self, _id: &SandboxId) -> Result<OwnedFd> {
+        Err(Error::new(
+            Code::NotEnforceable,
+            "a bare process has the network of the host",
+        ))
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {

@@ -13,7 +13,7 @@ use std::{
 
 pub use bare::{BareWard, runs};
 use sandkeep_agent_client::Agent;
-use sandkeep_keeper::{Keeper, KeeperConfig, Limiting, PoolConfig};
+use sandkeep_keeper::{Keeper, KeeperConfig, Limiting, NetworkConfig, PoolConfig};
 use sandkeep_model::{
     CreateSandbox, Event, EventKind, Expiry, IsolationWish, Limits, LimitsWish, OnTimeout, Sandbox,
     SandboxId, State, TemplateName,
@@ -137,6 +137,7 @@ pub fn config() -> KeeperConfig {
         max_boxes: 50,
         max_lifetime: None,
         keep_history: Duration::from_secs(3600),
+        network: NetworkConfig::default(),
     }
 }
 

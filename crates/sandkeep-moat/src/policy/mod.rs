@@ -6,6 +6,8 @@ mod decide;
 mod document;
 mod e2b;
 mod host;
+mod profile;
+mod registries;
 mod rule;
 
 pub use address::{AddressGuard, Forbidden};
@@ -14,4 +16,6 @@ pub use decide::{Decision, Explanation, HttpTarget, Target, explain};
 pub use document::{EgressLimits, MAX_RULES, Policy, Standing};
 pub use e2b::{E2bNetwork, E2bRule, E2bTransform};
 pub use host::{Host, HostError};
+pub use profile::Profile;
+pub use registries::Registries;
 pub use rule::{HttpRule, PathPattern, Ports, Rule, To};

@@ -5,6 +5,7 @@ mod cp;
 mod exec;
 mod list;
 pub mod output;
+mod policy;
 mod run;
 mod session;
 mod sse;
@@ -49,6 +50,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Timeout { sandbox, span } => {
             list::set_timeout(client, output, &sandbox, span).await
         }
+        Command::Policy(command) => policy::policy(client, output, command).await,
         Command::Templates => list::templates(client, output).await,
         Command::Serve(_)
         | Command::Init(_)

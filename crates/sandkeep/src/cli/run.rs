@@ -14,6 +14,7 @@ use super::{
     client::Client,
     exec::attach,
     output::{Output, clean},
+    policy,
     session::Request,
 };
 use crate::{
@@ -84,9 +85,11 @@ async fn destroy(client: &Client, id: &str) -> Result<()> {
 }
 
 async fn make(client: &Client, wish: &BoxArgs, timeout: Span) -> Result<Value> {
-    let request = client
-        .request(Method::POST, &["sandboxes"])?
-        .json(&body(wish, timeout));
+    let mut body = body(wish, timeout);
+    if let Some(network) = policy::wish(client, wish).await? {
+        body["network"] = network;
+    }
+    let request = client.request(Method::POST, &["sandboxes"])?.json(&body);
     client.json(request).await
 }
 

@@ -115,6 +115,14 @@ fn event_line(event: &Value) -> String {
             Some(end) => format!("ends at {}", clean(end)),
             None => "has no end".to_owned(),
         },
+        Some("egress_denied") => {
+            format!(
+                "refused {}:{}: {}",
+                text("host"),
+                event["port"],
+                text("why")
+            )
+        }
         Some(other) => clean(other),
         None => String::new(),
     };

@@ -1,0 +1,233 @@
+//! What a box may reach, what it was refused, and what it moved.
+
+use axum::{Json, extract::State};
+use sandkeep_moat::{
+    Denial, Traffic,
+    policy::{AddressGuard, Explanation, Profile, explain},
+};
+use sandkeep_model::{Error, Result, SandboxId, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::{
+    error::NativeError,
+    extract::{NativeId, NativeJson},
+    network::{of_profile, policy},
+    state::Shared,
+};
+
+/// What a sandbox may reach.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/network", tag = "network", operation_id = "get_policy",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, body = Object, description = "The policy document")))]
+pub(crate) async fn get(
+    State(state): State<Shared>,
+    id: NativeId,
+) -> Result<Json<Value>, NativeError> {
+    Ok(Json(state.keeper.network(&id).await?.to_json()))
+}
+
+/// Changes what a sandbox may reach, as a whole. Holds within a second; open connections that
+/// no longer fit are cut.
+#[utoipa::path(put, path = "/v1/sandboxes/{id}/network", tag = "network", operation_id = "set_policy",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body(content = Object, description = "A policy document, or `{\"profile\": NAME}`"),
+    responses((status = 200, body = Object, description = "The policy document as it holds now")))]
+pub(crate) async fn put(
+    State(state): State<Shared>,
+    id: NativeId,
+    NativeJson(wish): NativeJson<Value>,
+) -> Result<Json<Value>, NativeError> {
+    let policy = policy(&wish)?;
+    let document = policy.to_json();
+    state.keeper.set_network(&id, policy).await?;
+    Ok(Json(document))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct DenialsView {
+    /// Newest first; of very many different ones the oldest are forgotten.
+    pub denials: Vec<DenialView>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct DenialView {
+    /// `dns`, `tcp`, `tls` or `http`: how it was tried.
+    #[schema(value_type = String, example = "dns")]
+    pub via: sandkeep_moat::Via,
+    /// A name or an address, as far as it was known.
+    pub host: String,
+    /// 0 for a lookup.
+    pub port: u16,
+    pub why: String,
+    pub hint: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub first: Timestamp,
+    #[schema(value_type = String, format = DateTime)]
+    pub last: Timestamp,
+    pub count: u64,
+}
+
+impl From<Denial> for DenialView {
+    fn from(denial: Denial) -> Self {
+        Self {
+            via: denial.via,
+            host: denial.host,
+            port: denial.port,
+            why: denial.why,
+            hint: denial.hint,
+            first: denial.first,
+            last: denial.last,
+            count: denial.count,
+        }
+    }
+}
+
+/// What a sandbox was refused, why, and what to do about it.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/network/denials", tag = "network",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, body = DenialsView)))]
+pub(crate) async fn denials(
+    State(state): State<Shared>,
+    id: NativeId,
+) -> Result<Json<DenialsView>, NativeError> {
+    let found = state.keeper.denials(&id).await?;
+    Ok(Json(DenialsView {
+        denials: found.into_iter().map(Into::into).collect(),
+    }))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TrafficView {
+    /// From the sandbox to the outside, since the server attached it.
+    pub bytes_sent: u64,
+    pub bytes_received: u64,
+    pub connections: u64,
+    pub open_connections: u64,
+    pub denied: u64,
+    pub dns_queries: u64,
+    pub dns_blocked: u64,
+}
+
+impl From<Traffic> for TrafficView {
+    fn from(traffic: Traffic) -> Self {
+        Self {
+            bytes_sent: traffic.bytes_sent,
+            bytes_received: traffic.bytes_received,
+            connections: traffic.connections,
+            open_connections: traffic.open_connections,
+            denied: traffic.denied,
+            dns_queries: traffic.dns_queries,
+            dns_blocked: traffic.dns_blocked,
+        }
+    }
+}
+
+/// What a sandbox moved over the network.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/network/traffic", tag = "network",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, body = TrafficView)))]
+pub(crate) async fn traffic(
+    State(state): State<Shared>,
+    id: NativeId,
+) -> Result<Json<TrafficView>, NativeError> {
+    Ok(Json(state.keeper.traffic(&id).await?.into()))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PolicyTest {
+    /// A policy document or `{"profile": NAME}`; this or `sandbox_id`.
+    #[schema(value_type = Option<Object>)]
+    pub policy: Option<Value>,
+    /// Test the policy of this sandbox.
+    #[schema(value_type = Option<String>)]
+    pub sandbox_id: Option<String>,
+    /// `https://host/path` or `host:port`.
+    pub url: String,
+    /// `GET` when left out.
+    pub method: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PolicyAnswer {
+    pub allowed: bool,
+    pub host: String,
+    pub port: u16,
+    /// The rule that lets it through.
+    pub rule: Option<String>,
+    pub why: Option<String>,
+    pub hint: Option<String>,
+}
+
+impl From<Explanation> for PolicyAnswer {
+    fn from(found: Explanation) -> Self {
+        Self {
+            allowed: found.allowed,
+            host: found.host.to_string(),
+            port: found.port,
+            rule: found.rule,
+            why: found.why,
+            hint: found.hint,
+        }
+    }
+}
+
+/// Whether a URL would pass, and by which rule. Nothing is sent anywhere.
+///
+/// A name is judged by its rules alone: what it resolves to is looked at when it is dialled.
+#[utoipa::path(post, path = "/v1/policy/test", tag = "network", operation_id = "test",
+    request_body = PolicyTest,
+    responses((status = 200, body = PolicyAnswer)))]
+pub(crate) async fn test(
+    State(state): State<Shared>,
+    NativeJson(request): NativeJson<PolicyTest>,
+) -> Result<Json<PolicyAnswer>, NativeError> {
+    let tested = match (&request.policy, &request.sandbox_id) {
+        (Some(wish), None) => policy(wish)?,
+        (None, Some(id)) => {
+            let id: SandboxId = id
+                .parse()
+                .map_err(|_| Error::sandbox_not_found(&id.escape_debug()))?;
+            state.keeper.network(&id).await?.as_ref().clone()
+        }
+        _ => {
+            return Err(Error::invalid("policy", "give either policy or sandbox_id").into());
+        }
+    };
+    let shut = AddressGuard::default();
+    let guard = state.keeper.moat().map_or(&shut, |moat| moat.guard());
+    let method = request.method.as_deref().unwrap_or("GET");
+    Ok(Json(explain(&tested, guard, method, &request.url)?.into()))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ProfilesView {
+    pub profiles: Vec<ProfileView>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ProfileView {
+    #[schema(example = "air-gapped")]
+    pub name: &'static str,
+    /// What it opens, in words.
+    pub opens: &'static str,
+    /// The policy it stands for on this host, today.
+    #[schema(value_type = Object)]
+    pub policy: Value,
+}
+
+/// The policies that have a name.
+#[utoipa::path(get, path = "/v1/profiles", tag = "network",
+    responses((status = 200, body = ProfilesView)))]
+pub(crate) async fn profiles() -> Json<ProfilesView> {
+    let profiles = Profile::ALL.into_iter().map(|profile| ProfileView {
+        name: profile.name(),
+        opens: profile.words(),
+        policy: of_profile(profile).to_json(),
+    });
+    Json(ProfilesView {
+        profiles: profiles.collect(),
+    })
+}

@@ -1,0 +1,274 @@
+//! What boxes may reach: every box has its moat from its first moment to its last.
+
+use std::sync::{Arc, Mutex};
+
+use sandkeep_moat::{
+    AttachSpec, BoxMoat, ConnectionRecord, Denial, Hooks, Moat, Traffic,
+    policy::{Policy, Standing},
+};
+use sandkeep_model::{Code, Error, EventKind, Result, SandboxId, State};
+use tokio::{
+    sync::broadcast::{self, error::RecvError},
+    time::Instant,
+};
+
+use crate::{core::Core, registry::Entry, sync::lock};
+
+/// Refusals that wait to be written; a server that can not keep up skips some.
+const BELL: usize = 1024;
+/// Refusals written in one transaction.
+const BATCH: usize = 64;
+/// A box may have this many events about refusals at once, and then one more each second:
+/// what it tries is its own choice, the ledger is everybody's.
+const EVENTS_AT_ONCE: u32 = 32;
+const LONGEST_HOST: usize = 255;
+const LONGEST_WHY: usize = 512;
+
+/// How boxes reach anything.
+#[derive(Debug, Clone)]
+pub struct NetworkConfig {
+    /// `None`: this host can not have one. Boxes then reach nothing, and whoever asks for
+    /// more is told so.
+    pub moat: Option<Arc<Moat>>,
+    /// What a box may reach whose create says nothing about it.
+    pub standing: Policy,
+    /// Given to the moat as its hooks, this brings refusals into the event stream.
+    pub denials: DenialBell,
+}
+
+impl Default for NetworkConfig {
+    fn default() -> Self {
+        Self {
+            moat: None,
+            standing: Policy::air_gapped(),
+            denials: DenialBell::default(),
+        }
+    }
+}
+
+/// Rung for every refusal the moat reports. Never blocks, never grows.
+#[derive(Debug, Clone)]
+pub struct DenialBell(broadcast::Sender<(SandboxId, Denial)>);
+
+impl Default for DenialBell {
+    fn default() -> Self {
+        Self(broadcast::channel(BELL).0)
+    }
+}
+
+impl Hooks for DenialBell {
+    fn connection(&self, _record: &ConnectionRecord) {}
+
+    fn denial(&self, id: &SandboxId, denial: &Denial) {
+        // Nobody listening is no error.
+        let _ = self.0.send((id.clone(), denial.clone()));
+    }
+}
+
+/// The network side of one box.
+pub struct Reach {
+    policy: Mutex<Arc<Policy>>,
+    /// `None` before it is attached, after it ended, and where there can be no moat.
+    moat: Mutex<Option<BoxMoat>>,
+    events: Mutex<Budget>,
+}
+
+impl Reach {
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy: Mutex::new(Arc::new(policy)),
+            moat: Mutex::default(),
+            events: Mutex::new(Budget::full()),
+        }
+    }
+
+    pub fn policy(&self) -> Arc<Policy> {
+        Arc::clone(&lock(&self.policy))
+    }
+
+    /// Holds at once for a box that is attached. Says whether it is.
+    pub fn set(&self, policy: Policy) -> bool {
+        *lock(&self.policy) = Arc::new(policy.clone());
+        match &*lock(&self.moat) {
+            Some(moat) => {
+                moat.set_policy(policy);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Nothing gets out of the box from here on.
+    pub fn close(&self) {
+        lock(&self.moat).take();
+    }
+}
+
+/// Spent by events, filled by time.
+struct Budget {
+    left: u32,
+    since: Instant,
+}
+
+impl Budget {
+    fn full() -> Self {
+        Self {
+            left: EVENTS_AT_ONCE,
+            since: Instant::now(),
+        }
+    }
+
+    fn spend(&mut self) -> bool {
+        let seconds = u32::try_from(self.since.elapsed().as_secs()).unwrap_or(u32::MAX);
+        if seconds > 0 {
+            self.left = self.left.saturating_add(seconds).min(EVENTS_AT_ONCE);
+            self.since = Instant::now();
+        }
+        let some = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        some
+    }
+}
+
+fn reaches_nothing(policy: &Policy) -> bool {
+    policy.standing == Standing::Deny && policy.allow.is_empty()
+}
+
+impl Core {
+    /// What a box gets that wishes this, or says nothing.
+    pub fn reach(&self, wish: Option<Policy>) -> Result<Policy> {
+        let policy = wish.unwrap_or_else(|| self.config.network.standing.clone());
+        if self.config.network.moat.is_none() && !reaches_nothing(&policy) {
+            return Err(Error::new(
+                Code::NotEnforceable,
+                "this host can not bound what a sandbox reaches, so sandboxes have no network here",
+            )
+            .field("network")
+            .hint("ask for no network (profile \"air-gapped\"); `sandkeep doctor` tells what the host lacks"));
+        }
+        Ok(policy)
+    }
+
+    /// Gives a box its moat. Where there is none its namespace has no way out anyway.
+    pub async fn attach(&self, entry: &Entry) -> Result<()> {
+        let Some(moat) = &self.config.network.moat else {
+            return Ok(());
+        };
+        let spec = AttachSpec {
+            id: entry.id.clone(),
+            netns: entry.ward.netns(&entry.id).await?,
+            policy: entry.reach.policy().as_ref().clone(),
+        };
+        let attached = moat.attach(spec).await?;
+        *lock(&entry.reach.moat) = Some(attached);
+        Ok(())
+    }
+
+    /// Ledger first: what was answered holds after a restart, too.
+    pub async fn set_network(&self, id: &SandboxId, policy: Policy) -> Result<()> {
+        let entry = self.registry.owned(id)?;
+        let policy = self.reach(Some(policy))?;
+        let _turn = entry.turn.lock().await;
+        match entry.state() {
+            State::Running => {}
+            State::Stopping | State::Gone => return Err(Error::sandbox_not_found(id)),
+            state => {
+                return Err(Error::conflict(format!("sandbox \"{id}\" is {state}"))
+                    .hint("try again when it runs")
+                    .retryable(true));
+            }
+        }
+        let written = self.store.set_network(id, &policy.to_json()).await?;
+        if written.is_none() {
+            return Err(Error::internal(
+                "the ledger had the sandbox in another state",
+            ));
+        }
+        if !entry.reach.set(policy) {
+            self.attach(&entry).await?;
+        }
+        Ok(())
+    }
+
+    pub fn denials(&self, id: &SandboxId) -> Result<Vec<Denial>> {
+        let entry = self.registry.owned(id)?;
+        let moat = lock(&entry.reach.moat);
+        Ok(moat.as_ref().map(BoxMoat::denials).unwrap_or_default())
+    }
+
+    pub fn traffic(&self, id: &SandboxId) -> Result<Traffic> {
+        let entry = self.registry.owned(id)?;
+        let moat = lock(&entry.reach.moat);
+        Ok(moat.as_ref().map(BoxMoat::traffic).unwrap_or_default())
+    }
+
+    /// Brings refusals into the event stream, for ever.
+    pub async fn tell_denials(self: Arc<Self>) {
+        let mut bell = self.config.network.denials.0.subscribe();
+        loop {
+            let first = tokio::select! {
+                () = self.closing.cancelled() => return,
+                rung = bell.recv() => rung,
+            };
+            let mut batch = Vec::new();
+            match first {
+                Ok(denied) => batch.push(denied),
+                Err(RecvError::Closed) => return,
+                Err(RecvError::Lagged(missed)) => {
+                    tracing::warn!(missed, "refusals came faster than events are written");
+                }
+            }
+            while batch.len() < BATCH
+                && let Ok(denied) = bell.try_recv()
+            {
+                batch.push(denied);
+            }
+            batch.retain(|(id, _)| self.may_tell(id));
+            let kinds: Vec<_> = batch
+                .iter()
+                .map(|(id, denial)| (id, told(denial)))
+                .collect();
+            if kinds.is_empty() {
+                continue;
+            }
+            if let Err(error) = self.store.note(&kinds).await {
+                tracing::warn!(%error, "refusals are not in the ledger");
+            }
+        }
+    }
+
+    /// Not of boxes that are nobody's, and of none without end.
+    fn may_tell(&self, id: &SandboxId) -> bool {
+        self.registry
+            .owned(id)
+            .is_ok_and(|entry| lock(&entry.reach.events).spend())
+    }
+}
+
+fn told(denial: &Denial) -> EventKind {
+    let short = |text: &str, most: usize| text.chars().take(most).collect();
+    EventKind::EgressDenied {
+        host: short(&denial.host, LONGEST_HOST),
+        port: denial.port,
+        why: short(&denial.why, LONGEST_WHY),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_box_can_not_fill_the_ledger_with_its_refusals() {
+        let mut budget = Budget::full();
+        let spent = (0..1000).filter(|_| budget.spend()).count();
+        assert_eq!(spent, 32);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        let spent = (0..1000).filter(|_| budget.spend()).count();
+        assert_eq!(spent, 3);
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        let spent = (0..1000).filter(|_| budget.spend()).count();
+        assert_eq!(spent, 32);
+    }
+}

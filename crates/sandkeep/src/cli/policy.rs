@@ -1,0 +1,260 @@
+//! `policy`: what boxes may reach.
+
+use std::{collections::BTreeMap, io::Write, net::IpAddr, path::Path};
+
+use http::Method;
+use sandkeep_moat::policy::{AddressGuard, Policy, Profile};
+use sandkeep_model::{Error, Result};
+use serde_json::{Value, json};
+
+use super::{
+    client::Client,
+    output::{Output, clean},
+};
+use crate::args::{BoxArgs, PolicyCommand};
+
+/// A policy file is for people to read.
+const LARGEST_FILE: u64 = 1 << 20;
+
+pub async fn policy(client: &Client, output: Output, command: PolicyCommand) -> anyhow::Result<u8> {
+    match command {
+        PolicyCommand::Show { sandbox } => {
+            let id = client.find(&sandbox).await?;
+            output.json(&client.get(&["sandboxes", &id, "network"]).await?)?;
+            Ok(0)
+        }
+        PolicyCommand::Set {
+            sandbox,
+            file,
+            profile,
+        } => {
+            let wish = match (file, profile) {
+                (Some(file), None) => named(&file.to_string_lossy())?,
+                (None, Some(profile)) => json!({"profile": profile.parse::<Profile>()?.name()}),
+                _ => return Err(Error::invalid("policy", "give a FILE or --profile NAME").into()),
+            };
+            let id = client.find(&sandbox).await?;
+            let request = client
+                .request(Method::PUT, &["sandboxes", &id, "network"])?
+                .json(&wish);
+            let now = client.json(request).await?;
+            if output.json {
+                output.json(&now)?;
+            }
+            Ok(0)
+        }
+        PolicyCommand::Test {
+            sandbox,
+            file,
+            method,
+            target,
+        } => {
+            let mut asked = json!({"url": target, "method": method});
+            match (sandbox, file) {
+                (Some(sandbox), None) => asked["sandbox_id"] = client.find(&sandbox).await?.into(),
+                (None, Some(file)) => asked["policy"] = named(&file)?,
+                _ => {
+                    return Err(
+                        Error::invalid("policy", "give --box BOX or --file PROFILE|FILE").into(),
+                    );
+                }
+            }
+            test(client, output, &asked).await
+        }
+        PolicyCommand::Suggest { sandbox } => suggest(client, output, &sandbox).await,
+    }
+}
+
+/// Exit code 1 when it would be refused.
+async fn test(client: &Client, output: Output, asked: &Value) -> anyhow::Result<u8> {
+    let request = client
+        .request(Method::POST, &["policy", "test"])?
+        .json(asked);
+    let answer = client.json(request).await?;
+    let text = |name: &str| answer[name].as_str().map(clean).unwrap_or_default();
+    let allowed = answer["allowed"] == true;
+    if output.json {
+        output.json(&answer)?;
+    } else if allowed {
+        output.line(&format!("{} by {}", output.good("allowed"), text("rule")))?;
+    } else {
+        output.line(&format!("{}: {}", output.bad("refused"), text("why")))?;
+        output.line(&format!("hint: {}", text("hint")))?;
+    }
+    Ok(u8::from(!allowed))
+}
+
+/// The proposal goes to standard output, ready for `policy set`; what is new in it, and what
+/// was left out, to standard error.
+async fn suggest(client: &Client, output: Output, sandbox: &str) -> anyhow::Result<u8> {
+    let id = client.find(sandbox).await?;
+    let policy = client.get(&["sandboxes", &id, "network"]).await?;
+    let denials = client
+        .get(&["sandboxes", &id, "network", "denials"])
+        .await?;
+    let found = denials["denials"].as_array().cloned().unwrap_or_default();
+    let suggestion = suggestion(policy, &found)?;
+    let mut stderr = std::io::stderr().lock();
+    for (to, times) in &suggestion.added {
+        writeln!(stderr, "+ {} (refused {times} times)", clean(to))?;
+    }
+    for (host, why) in &suggestion.left_out {
+        writeln!(stderr, "- {}: {}", clean(host), clean(why))?;
+    }
+    if suggestion.added.is_empty() {
+        writeln!(stderr, "nothing to add: this is the policy as it is")?;
+    } else {
+        writeln!(
+            stderr,
+            "read it, save it, and apply it with `sandkeep policy set {id} FILE`"
+        )?;
+    }
+    output.json(&suggestion.policy)?;
+    Ok(0)
+}
+
+struct Suggestion {
+    policy: Value,
+    added: BTreeMap<String, u64>,
+    left_out: BTreeMap<String, String>,
+}
+
+fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
+    let guard = AddressGuard::default();
+    let mut added = BTreeMap::new();
+    let mut left_out = BTreeMap::new();
+    // A lookup says no port; the connection that would have followed mostly means HTTPS.
+    let connected: Vec<&str> = denials
+        .iter()
+        .filter(|denial| denial["port"] != 0)
+        .filter_map(|denial| denial["host"].as_str())
+        .collect();
+    for denial in denials {
+        let Some(host) = denial["host"].as_str() else {
+            continue;
+        };
+        let address = host.parse::<IpAddr>().ok();
+        if let Some(found) = address.and_then(|address| guard.refuses(address)) {
+            let why = format!("{}; only the operator can open it", found.words());
+            left_out.insert(host.to_owned(), why);
+            continue;
+        }
+        let port = match denial["port"].as_u64() {
+            Some(0) | None if connected.contains(&host) => continue,
+            Some(0) | None => 443,
+            Some(port) => port,
+        };
+        let to = match address {
+            Some(IpAddr::V6(address)) => json!({"to": address.to_string(), "ports": [port]}),
+            _ => json!({"to": host, "ports": [port]}),
+        };
+        // What no rule can name, like a broken host name, is not for a proposal.
+        if Policy::from_json(&json!({"allow": [to]})).is_err() {
+            left_out.insert(host.to_owned(), "no rule can name it".to_owned());
+            continue;
+        }
+        let times = denial["count"].as_u64().unwrap_or(1);
+        *added.entry(format!("{host}:{port}")).or_insert(0) += times;
+        let allow = policy["allow"]
+            .as_array_mut()
+            .ok_or_else(|| Error::internal("the server's policy has no list of rules"))?;
+        if !allow.contains(&to) {
+            allow.push(to);
+        }
+    }
+    Ok(Suggestion {
+        policy,
+        added,
+        left_out,
+    })
+}
+
+/// What `--network` and `--allow` ask for; `None` when neither was given.
+pub async fn wish(client: &Client, args: &BoxArgs) -> Result<Option<Value>> {
+    let named = args.network.as_deref().map(named).transpose()?;
+    if args.allow.is_empty() {
+        return Ok(named);
+    }
+    let mut policy = match named {
+        None => json!({"default": "deny"}),
+        Some(wish) if wish.get("profile").is_some() => expanded(client, &wish["profile"]).await?,
+        Some(document) => document,
+    };
+    let rules = args.allow.iter().map(|rule| Value::from(rule.as_str()));
+    match policy.get_mut("allow").and_then(Value::as_array_mut) {
+        Some(allow) => allow.extend(rules),
+        None => policy["allow"] = rules.collect(),
+    }
+    Ok(Some(policy))
+}
+
+/// Only the server knows what a profile means there.
+async fn expanded(client: &Client, profile: &Value) -> Result<Value> {
+    let known = client.get(&["profiles"]).await?;
+    let found = known["profiles"].as_array().into_iter().flatten();
+    found
+        .filter(|known| known["name"] == *profile)
+        .map(|known| known["policy"].clone())
+        .next()
+        .ok_or_else(|| Error::not_found(format!("the server knows no profile {profile}")))
+}
+
+/// The name of a profile, or a file with a policy in it.
+fn named(text: &str) -> Result<Value> {
+    if let Ok(profile) = text.parse::<Profile>() {
+        return Ok(json!({"profile": profile.name()}));
+    }
+    let path = Path::new(text);
+    let read = || -> std::io::Result<String> {
+        if std::fs::metadata(path)?.len() > LARGEST_FILE {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        std::fs::read_to_string(path)
+    };
+    let text = read().map_err(|error| {
+        let profiles = Profile::ALL.map(Profile::name).join(", ");
+        Error::invalid("network", format!("{}: {error}", path.display()))
+            .hint(format!("name a file with a policy, or one of: {profiles}"))
+    })?;
+    serde_json::from_str(&text)
+        .map_err(|error| Error::invalid("network", format!("{}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suggestion_adds_what_was_refused_and_can_be_opened() {
+        let policy =
+            json!({"default": "deny", "allow": [{"to": "a.test"}], "deny": [], "limits": {}});
+        let denials = [
+            json!({"host": "b.test", "port": 0, "count": 4}),
+            json!({"host": "c.test", "port": 0, "count": 1}),
+            json!({"host": "c.test", "port": 80, "count": 2}),
+            json!({"host": "10.0.0.7", "port": 22, "count": 1}),
+            json!({"host": "bad name", "port": 22, "count": 1}),
+        ];
+        let made = suggestion(policy, &denials).unwrap();
+        assert_eq!(
+            made.policy["allow"],
+            json!([
+                {"to": "a.test"},
+                {"to": "b.test", "ports": [443]},
+                {"to": "c.test", "ports": [80]},
+            ])
+        );
+        assert_eq!(made.added["c.test:80"], 2);
+        assert!(made.left_out["10.0.0.7"].contains("private"));
+        assert!(made.left_out.contains_key("bad name"));
+        Policy::from_json(&made.policy).unwrap();
+    }
+
+    #[test]
+    fn profiles_and_files_are_told_apart() {
+        assert_eq!(named("open").unwrap(), json!({"profile": "open"}));
+        assert_eq!(named("deny").unwrap(), json!({"profile": "air-gapped"}));
+        let error = named("/nonexistent/policy.json").unwrap_err();
+        assert!(error.hint.unwrap().contains("package-registries"));
+    }
+}

@@ -1,0 +1,86 @@
+//! The moat of this server, from its settings.
+
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use sandkeep_keeper::{DenialBell, NetworkConfig};
+use sandkeep_moat::{
+    Moat, MoatConfig, UpstreamDns,
+    policy::{Policy, Profile, Registries},
+};
+use sandkeep_model::{Error, Result};
+use sandkeep_ward::Check;
+
+use crate::listed::Resolver;
+
+/// What the operator decided about the network of boxes.
+#[derive(Debug, Clone)]
+pub struct NetworkSettings {
+    /// For boxes whose create says nothing.
+    pub standing: Profile,
+    /// Private ranges that policies may name.
+    pub allow_private: Vec<IpNet>,
+    /// Empty: those of this host.
+    pub dns: Vec<Resolver>,
+}
+
+/// Looks whether this host can have a moat, and makes it.
+pub async fn network(settings: &NetworkSettings) -> Result<NetworkConfig> {
+    let denials = DenialBell::default();
+    let moat = match sandkeep_moat::probe().await {
+        Ok(()) => Some(Moat::new(MoatConfig {
+            upstream_dns: upstream(&settings.dns),
+            allow_private: settings.allow_private.clone(),
+            hooks: Arc::new(denials.clone()),
+            ..MoatConfig::default()
+        })),
+        Err(error) if settings.standing == Profile::AirGapped => {
+            tracing::warn!(%error, "boxes have no network on this host");
+            None
+        }
+        Err(error) => {
+            return Err(error
+                .context(format!(
+                    "network_default is {}, but this host can not bound what boxes reach",
+                    settings.standing
+                ))
+                .retryable(false));
+        }
+    };
+    let registries = match settings.standing {
+        Profile::PackageRegistries => Registries::of_this_host(),
+        _ => Registries::default(),
+    };
+    if settings.standing == Profile::PackageRegistries && registries.is_empty() {
+        return Err(Error::invalid(
+            "network_default",
+            "no package client of this host names a registry, so package-registries would open nothing",
+        )
+        .hint("configure apt, pip, npm, cargo or go on this host, or choose deny or open"));
+    }
+    Ok(NetworkConfig {
+        moat,
+        standing: Policy::of(settings.standing, &registries),
+        denials,
+    })
+}
+
+fn upstream(dns: &[Resolver]) -> UpstreamDns {
+    if dns.is_empty() {
+        return UpstreamDns::System;
+    }
+    UpstreamDns::Servers(dns.iter().map(|resolver| resolver.0).collect())
+}
+
+/// For `doctor`: boxes run without a moat, too, only without a network.
+pub async fn check() -> Check {
+    const NAME: &str = "network";
+    match sandkeep_moat::probe().await {
+        Ok(()) => Check::ok(NAME, "boxes can be given exactly the network they need"),
+        Err(error) => Check::warning(
+            NAME,
+            format!("boxes will have none: {}", error.message),
+            error.hint.unwrap_or_else(|| "run it as root".to_owned()),
+        ),
+    }
+}

@@ -1,0 +1,74 @@
+"""The network options of the SDKs, as far as they need no outside."""
+
+import pytest
+from e2b import SandboxException
+from flavour import IS_OLD
+
+ALL_TRAFFIC = "0.0.0.0/0"
+
+# Connects, sends, and names what came of it.
+TRY = """python3 -c '
+import socket, sys
+try:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as s:
+        s.sendall(b"x" * 64); print("got", s.recv(10))
+except OSError as error:
+    print(type(error).__name__)
+' """
+REFUSED = {"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError"}
+
+
+def attempt(box, host, port):
+    return box.commands.run(f"{TRY} {host} {port}").stdout.strip()
+
+
+def detail(server, box):
+    return server.json("GET", f"/sandboxes/{box.sandbox_id}")
+
+
+def test_no_internet_is_kept(server, make):
+    box = make(allow_internet_access=False)
+    assert attempt(box, "192.0.2.1", 443) in REFUSED
+    assert attempt(box, "example.org", 443) == "gaierror"
+    assert detail(server, box)["allowInternetAccess"] is False
+
+
+def test_internet_is_open_when_asked_for(server, make):
+    box = make(allow_internet_access=True)
+    assert detail(server, box)["allowInternetAccess"] is True
+    # What is private stays closed.
+    assert attempt(box, "10.1.2.3", 443) in REFUSED
+    assert attempt(box, "169.254.170.2", 443) in REFUSED
+
+
+def test_names_are_allowed_out_of_a_closed_box(server, make):
+    box = make(network={"allow_out": ["*.example.org", "192.0.2.7"], "deny_out": [ALL_TRAFFIC]})
+    shown = detail(server, box)["network"]
+    assert shown == {"allowOut": ["*.example.org", "192.0.2.7"], "denyOut": [ALL_TRAFFIC]}
+    assert attempt(box, "192.0.2.1", 443) in REFUSED
+    assert attempt(box, "example.net", 443) == "gaierror"
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"allow_out": ["example.org"]},
+        {"deny_out": ["example.org"]},
+        {"allow_out": ["*.org"], "deny_out": [ALL_TRAFFIC]},
+        {"allow_public_traffic": False},
+    ],
+)
+def test_what_can_not_be_kept_is_refused(sdk, network):
+    with pytest.raises(SandboxException):
+        sdk.Sandbox.create(network=network)
+
+
+@pytest.mark.skipif(IS_OLD, reason="2.45 cannot change the network of a box")
+def test_the_network_of_a_running_box_is_replaced(server, make):
+    box = make(allow_internet_access=False)
+    box.update_network({"allow_out": ["example.org"], "deny_out": [ALL_TRAFFIC]})
+    assert detail(server, box)["network"]["allowOut"] == ["example.org"]
+    box.update_network({"deny_out": [ALL_TRAFFIC]})
+    assert detail(server, box)["network"] == {"allowOut": [], "denyOut": [ALL_TRAFFIC]}
+    with pytest.raises(SandboxException):
+        box.update_network({"allow_out": ["example.org"]})
