@@ -88,7 +88,8 @@ impl Agent {
             }
         }
         let (parts, body) = self.head(request, until).await?.into_parts();
-        if parts.status.is_success() {
+        // Other successes have no body, whatever length they announce.
+        if matches!(parts.status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
             return Ok(FileStream {
                 status: parts.status,
                 headers: parts.headers,

@@ -91,6 +91,12 @@ async fn a_body_that_never_ends_meets_the_deadline() {
 }
 
 #[tokio::test]
+async fn a_file_announced_without_a_body_is_refused() {
+    let agent = answering("HTTP/1.1 204 No Content\r\ncontent-length: 10\r\n\r\n").await;
+    assert!(agent.read_file("/a", None, None).await.is_err());
+}
+
+#[tokio::test]
 async fn a_giant_unary_body_is_cut_off() {
     let mut agent = answering(ok("application/json", &vec![b' '; 9 << 20])).await;
     let error = agent.ports().await.unwrap_err();
