@@ -14,6 +14,7 @@ use crate::{
     dns::{self, Resolver, UpstreamDns},
     edge::{self, Listeners},
     hooks::{Hooks, Inside, Interceptor, NoHooks},
+    limits::Bounds,
     policy::{AddressGuard, Binding, Policy},
     proxy,
     state::{BoxState, BoxView, Patience, Shared, Why},
@@ -40,6 +41,8 @@ pub struct MoatConfig {
     pub authority_seed: Option<Secret>,
     /// Open connections one box may have, whatever its policy says.
     pub most_connections: u32,
+    /// Queries of one box that are looked at in a second.
+    pub dns_per_second: u32,
     pub patience: Patience,
 }
 
@@ -53,6 +56,7 @@ impl Default for MoatConfig {
             inside: None,
             authority_seed: None,
             most_connections: 4096,
+            dns_per_second: 200,
             patience: Patience::default(),
         }
     }
@@ -76,6 +80,8 @@ pub struct AttachSpec {
     /// Owned by the host, with nothing but a loopback device in it.
     pub netns: OwnedFd,
     pub policy: Policy,
+    /// See [`BoxMoat::set_bindings`].
+    pub bindings: Vec<Binding>,
 }
 
 #[derive(Debug)]
@@ -96,7 +102,10 @@ impl Moat {
                 interceptor: config.interceptor,
                 inside: config.inside,
                 authority_seed: config.authority_seed,
-                most_connections: config.most_connections,
+                bounds: Bounds {
+                    most_connections: config.most_connections,
+                    dns_per_second: config.dns_per_second,
+                },
                 patience: config.patience,
             }),
             builders: Semaphore::new(EDGES_AT_ONCE),
@@ -122,6 +131,7 @@ impl Moat {
             Arc::clone(&self.shared),
             spec.policy,
         ));
+        state.keys.set_bindings(spec.bindings);
         let sockets = Sockets::new(listeners).map_err(|error| {
             Error::internal(format!(
                 "the listeners of the moat can not be served: {error}"

@@ -16,7 +16,7 @@ use crate::{
     dns::{Names, Resolver},
     hooks::{Hooks, Inside, Interceptor},
     intercept::{Authority, BoxKeys},
-    limits::Limiter,
+    limits::{Bounds, Limiter},
     policy::{AddressGuard, Explanation, Host, Policy, explain},
     traffic::{Counters, Traffic},
 };
@@ -55,7 +55,7 @@ pub(crate) struct Shared {
     pub interceptor: Option<Arc<dyn Interceptor>>,
     pub inside: Option<Arc<dyn Inside>>,
     pub authority_seed: Option<Secret>,
-    pub most_connections: u32,
+    pub bounds: Bounds,
     pub patience: Patience,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Attempt {
 
 impl BoxState {
     pub fn new(id: SandboxId, shared: Arc<Shared>, policy: Policy) -> Self {
-        let limiter = Limiter::new(&policy.limits, shared.most_connections);
+        let limiter = Limiter::new(&policy.limits, shared.bounds);
         Self {
             id,
             shared,

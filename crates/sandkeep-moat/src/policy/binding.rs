@@ -186,19 +186,19 @@ impl Binding {
     pub fn list_from_json(list: &[Value]) -> Result<Vec<Self>> {
         if list.len() > MAX_BINDINGS {
             return Err(Error::invalid(
-                "bindings",
-                format!("a box has at most {MAX_BINDINGS} bindings"),
+                "network.credentials",
+                format!("a box has at most {MAX_BINDINGS} credentials"),
             ));
         }
         let mut bindings: Vec<Self> = Vec::with_capacity(list.len());
         for (at, value) in list.iter().enumerate() {
             let binding = Self::from_json(value).map_err(|error| {
                 let inner = error.field.clone().unwrap_or_default();
-                error.field(format!("bindings[{at}].{inner}"))
+                error.field(format!("network.credentials[{at}].{inner}"))
             })?;
             if let Some(other) = bindings.iter().find(|other| other.clashes(&binding)) {
                 return Err(Error::invalid(
-                    format!("bindings[{at}]"),
+                    format!("network.credentials[{at}]"),
                     format!(
                         "two bindings would put a value in the same place of requests to {}",
                         other.host
@@ -521,7 +521,7 @@ mod tests {
         let one = json!({"secret": "a", "host": "api.test"});
         let basic = json!({"secret": "b", "host": "api.test", "basic": {"user": "u"}});
         let error = Binding::list_from_json(&[one.clone(), basic.clone()]).unwrap_err();
-        assert_eq!(error.field.as_deref(), Some("bindings[1]"));
+        assert_eq!(error.field.as_deref(), Some("network.credentials[1]"));
         let mut elsewhere = basic;
         elsewhere["path"] = json!("/git/*");
         assert_eq!(

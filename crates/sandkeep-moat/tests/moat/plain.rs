@@ -10,7 +10,7 @@ use tokio::{
     net::TcpListener,
 };
 
-use crate::world::{EVIL, GOOD, at, dial, get, in_world, was_reset};
+use crate::world::{EVIL, GOOD, at, dial, get, in_impatient_world, in_world, was_reset};
 
 /// Greets, then gives back what it gets until the other side is done, and says goodbye.
 async fn greeter(address: std::net::SocketAddr) {
@@ -31,7 +31,7 @@ async fn greeter(address: std::net::SocketAddr) {
 
 #[test]
 fn ssh_like_server_speaks_first_by_name() {
-    in_world(|world| async move {
+    in_impatient_world(|world| async move {
         world.zone.address("good.test", GOOD);
         greeter(at(GOOD, 22)).await;
         greeter(at(EVIL, 22)).await;

@@ -17,7 +17,9 @@ use sandkeep_moat::{Via, policy::Policy};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::world::{EVIL, GOOD, GOOD_V6, at, dial, in_world, refused_via, was_reset};
+use crate::world::{
+    EVIL, GOOD, GOOD_V6, at, dial, in_impatient_world, in_world, refused_via, was_reset,
+};
 
 /// A TLS server for these names, the certificate to trust it by, and how often it was dialled.
 struct Origin {
@@ -255,7 +257,7 @@ fn client_hello_split_over_packets() {
 
 #[test]
 fn half_a_client_hello_is_cut_off() {
-    in_world(|world| async move {
+    in_impatient_world(|world| async move {
         let good = origin(at(GOOD, 443), &["good.test"]).await;
         let _moat = world.allowing(&["good.test"]).await;
         let mut bytes = first_bytes("good.test", &good.certificate);
