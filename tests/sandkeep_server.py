@@ -112,10 +112,10 @@ class Server:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill_hard()
-                raise RuntimeError(f"the server did not stop on SIGTERM within 20 s:\n{self.log_tail()}") from None
+                raise RuntimeError(f"the server did not stop on SIGTERM within 60 s:\n{self.log_tail()}") from None
         return self.process.returncode
 
     def end_boxes(self) -> None:

@@ -74,7 +74,7 @@ class Box:
         self.kill()
 
 
-def wait_for(condition, what: str, limit: float = 20.0):
+def wait_for(condition, what: str, limit: float = 60.0):
     end = time.monotonic() + limit
     while time.monotonic() < end:
         value = condition()

@@ -73,10 +73,11 @@ def test_ctrl_c_in_run_ends_the_box(server):
         [str(binary()), "run", "--", "sleep", "600"], env={**os.environ, **server.cli_env()}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )
-    wait_for(lambda: boxes(server) - before, "the box of the run")
-    time.sleep(0.5)
+    (id,) = wait_for(lambda: boxes(server) - before, "the box of the run")
+    pgrep = {"cmd": ["pgrep", "-fx", "sleep 600"]}
+    wait_for(lambda: server.json("POST", f"/v1/sandboxes/{id}/exec", pgrep)["exit_code"] == 0, "the command runs")
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) != 0
+    assert process.wait(60) != 0
     wait_for(lambda: boxes(server) == before, "the box is gone")
 
 
@@ -209,7 +210,7 @@ class Terminal:
     def type(self, text):
         os.write(self.fd, text.encode())
 
-    def expect(self, text, limit=20):
+    def expect(self, text, limit=60):
         end = time.monotonic() + limit
         while text.encode() not in self.output:
             assert time.monotonic() < end, f"{text!r} not in {self.output[-500:]!r}"
@@ -220,7 +221,7 @@ class Terminal:
                     break
         assert text.encode() in self.output, self.output[-500:]
 
-    def end(self, limit=20):
+    def end(self, limit=60):
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
             if select.select([self.fd], [], [], 0.1)[0]:
@@ -241,11 +242,10 @@ def test_shell_is_a_real_terminal(server, box):
     terminal.expect("42-answer")
     terminal.expect("40 100")
     terminal.resize(33, 77)
-    time.sleep(0.3)
-    terminal.type("stty size\n")
-    terminal.expect("33 77")
+    terminal.type("until [ \"$(stty size)\" = '33 77' ]; do sleep 0.1; done; echo resized-$((1+1))\n")
+    terminal.expect("resized-2")
     terminal.type("sleep 600\n")
-    time.sleep(0.5)
+    wait_for(lambda: box.exec(["pgrep", "-fx", "sleep 600"]).ok, "the shell runs it")
     terminal.type("\x03")
     terminal.type("echo after-$((1+1))\n")
     terminal.expect("after-2")
@@ -256,10 +256,10 @@ def test_shell_is_a_real_terminal(server, box):
 def test_shell_runs_full_screen_programs(server, box):
     terminal = Terminal(server, "shell", box.id)
     terminal.resize(30, 90)
-    terminal.type("vi /tmp/note\n")
-    terminal.expect("/tmp/note")
+    terminal.type("vi /tmp/note; echo vi-$((1+1))-done\n")
+    terminal.expect("/tmp/note\"")
     terminal.type("ihello from vi\x1b:wq\n")
-    time.sleep(0.5)
+    terminal.expect("vi-2-done")
     terminal.type("cat /tmp/note; top -n 1 -b | head -1\n")
     terminal.expect("load average")
     assert b"hello from vi" in terminal.output

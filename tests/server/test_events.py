@@ -4,12 +4,14 @@ import http.client
 import json
 
 
-def stream(server, path, headers=None, until=None, limit=200):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+def stream(server, path, headers=None, until=None, limit=200, once_open=None):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", path, headers={"X-API-Key": server.key, **(headers or {})})
     answer = connection.getresponse()
     assert answer.status == 200
     assert answer.getheader("content-type").startswith("text/event-stream")
+    if once_open:
+        once_open()
     events, current = [], {}
     for _ in range(limit):
         line = answer.readline().decode().rstrip("\n")
@@ -52,9 +54,6 @@ def test_reading_on_after_a_break(server, make):
 
 
 def test_live(server, make):
-    import threading
-
     box = make()
-    threading.Timer(0.5, box.kill).start()
-    events = stream(server, f"/v1/events?sandbox_id={box.id}", until=lambda e: e.get("to") == "gone")
+    events = stream(server, f"/v1/events?sandbox_id={box.id}", until=lambda e: e.get("to") == "gone", once_open=box.kill)
     assert steps(events, box)[-1] == "gone"

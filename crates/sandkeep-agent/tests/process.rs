@@ -139,12 +139,15 @@ async fn large_output_arrives_whole_in_bounded_chunks() {
 async fn a_child_that_keeps_the_output_open_does_not_delay_the_end() {
     let agent = Agent::start();
     let done = agent.directory.path().join("done");
+    let go = agent.directory.path().join("go");
     let script = format!(
-        "(sleep 0.4; echo late; echo late; touch {}; sleep 60) & echo first",
+        "(until [ -e {} ]; do sleep 0.02; done; echo late; echo late; touch {}; sleep 60) & echo first",
+        go.display(),
         done.display()
     );
     let outcome = agent.run(&script).await;
     assert_eq!(outcome.stdout(), "first\n");
+    std::fs::write(&go, "").unwrap();
     // The child writes later and must not die of it.
     while !done.exists() {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;

@@ -99,7 +99,7 @@ class Async:
 FLAVOURS = [Blocking, Async]
 
 
-def wait_for(condition, what, limit=20.0):
+def wait_for(condition, what, limit=60.0):
     """Waits until `condition` gives something true, and returns it."""
     end = time.monotonic() + limit
     while time.monotonic() < end:

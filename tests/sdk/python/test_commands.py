@@ -216,9 +216,8 @@ def test_a_timeout_ends_the_command(box):
 
 
 def test_children_left_behind_do_not_hold_the_command(box):
-    start = time.monotonic()
-    assert box.commands.run("sleep 30 & echo back").stdout == "back\n"
-    assert time.monotonic() - start < 20
+    # It would wait for longer than a command may take.
+    assert box.commands.run("sleep 600 & echo back").stdout == "back\n"
 
 
 def test_large_output_is_whole(box):

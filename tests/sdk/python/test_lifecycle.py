@@ -56,7 +56,7 @@ def test_set_timeout_moves_the_end(box):
 
 def test_a_box_ends_when_its_time_is_over(make):
     box = make(timeout=1)
-    wait_for(lambda: not box.is_running(), "the box ends by itself", limit=15)
+    wait_for(lambda: not box.is_running(), "the box ends by itself")
 
 
 def test_connect_to_a_running_box(sdk, box):
@@ -161,5 +161,6 @@ def test_ports_of_the_box_are_reached_through_the_gateway(server, box):
 
 
 def test_time_does_not_stand_still(box):
-    before = int(box.commands.run("date +%s").stdout)
-    assert abs(before - time.time()) < 5
+    before = int(time.time())
+    told = int(box.commands.run("date +%s").stdout)
+    assert before <= told <= time.time()

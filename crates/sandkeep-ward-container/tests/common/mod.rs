@@ -185,7 +185,7 @@ impl Bench for ContainerBench {
         let record = record(live);
         let pid = rustix::process::Pid::from_raw(record.pid).expect("a pid");
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is killed");
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         while alive(&record) {
             assert!(Instant::now() < until, "it does not die");
             sleep(Duration::from_millis(1));
@@ -216,7 +216,7 @@ fn remove_tree(state_dir: &Path) {
         return;
     };
     let name = sandkeep_ward_container::tree_name(&state_dir);
-    let until = Instant::now() + Duration::from_secs(5);
+    let until = Instant::now() + Duration::from_secs(30);
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let trees = mounts
         .lines()

@@ -63,7 +63,7 @@ client.sendall(b'hello')
 print(peer.recv(5).decode())
 # Ping without raw sockets.
 ping = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
-ping.settimeout(5)
+ping.settimeout(60)
 ping.sendto(b'\\x08\\x00\\x00\\x00\\x00\\x00\\x00\\x01', ('127.0.0.1', 0))
 print(ping.recv(100)[0])",
         )
