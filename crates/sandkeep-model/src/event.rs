@@ -23,6 +23,9 @@ pub enum EventKind {
         to: State,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         why: Option<GoneReason>,
+        /// Who asked for it; nobody did when the server did it by itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
     },
     /// The server came back and found the box alive.
     Adopted,
@@ -31,7 +34,13 @@ pub enum EventKind {
     /// The end of its time was moved; `None` means it has none.
     ExpiryChanged { end_at: Option<Timestamp> },
     /// What the box may reach is another from now on.
-    NetworkChanged,
+    NetworkChanged {
+        /// How many rules allow something.
+        #[serde(default)]
+        rules: u32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
     /// The box wanted to go where its policy does not let it: told the first time and then at
     /// each doubling, and of a box that tries very much not every time.
     EgressDenied {
@@ -48,7 +57,7 @@ impl EventKind {
             Self::Adopted => "adopted",
             Self::OutOfMemory { .. } => "out_of_memory",
             Self::ExpiryChanged { .. } => "expiry_changed",
-            Self::NetworkChanged => "network_changed",
+            Self::NetworkChanged { .. } => "network_changed",
             Self::EgressDenied { .. } => "egress_denied",
         }
     }
@@ -68,6 +77,7 @@ mod tests {
                 from: Some(State::Stopping),
                 to: State::Gone,
                 why: Some(GoneReason::Killed),
+                by: None,
             },
         };
         let json = serde_json::to_value(&event).unwrap();

@@ -1,9 +1,9 @@
 //! The words that go into a token of a box, bounded once and safe from then on.
 
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use crate::{Error, Result};
+use crate::{Error, Result, SandboxId};
 
 /// A text of bounded length whose characters are all visible ASCII.
 fn check(field: &str, text: &str, longest: usize, allowed: impl Fn(char) -> bool) -> Result<()> {
@@ -155,6 +155,103 @@ impl From<Scopes> for Vec<String> {
     }
 }
 
+/// What a token is called by who asked for it, e.g. in a header of E2B's network rules.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct TokenName(String);
+
+impl TokenName {
+    pub const LONGEST: usize = 64;
+}
+
+impl FromStr for TokenName {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let good = (1..=Self::LONGEST).contains(&text.len())
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+        if good {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(
+            Error::invalid("tokens", "this can not be the name of a token").hint(format!(
+                "use 1 to {} of a-z, A-Z, 0-9, - and _",
+                Self::LONGEST
+            )),
+        )
+    }
+}
+
+text_type!(TokenName);
+
+/// Tokens of a box that have a name, each with whom it is for.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(
+    try_from = "BTreeMap<TokenName, Audience>",
+    into = "BTreeMap<TokenName, Audience>"
+)]
+pub struct NamedTokens(BTreeMap<TokenName, Audience>);
+
+impl NamedTokens {
+    pub const MOST: usize = 5;
+
+    pub fn audience(&self, name: &str) -> Option<&Audience> {
+        self.0.get(&name.parse().ok()?)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl TryFrom<BTreeMap<TokenName, Audience>> for NamedTokens {
+    type Error = Error;
+    fn try_from(tokens: BTreeMap<TokenName, Audience>) -> Result<Self> {
+        if tokens.len() > Self::MOST {
+            return Err(Error::invalid(
+                "tokens",
+                format!(
+                    "{} tokens are more than the {} a box may have",
+                    tokens.len(),
+                    Self::MOST
+                ),
+            ));
+        }
+        Ok(Self(tokens))
+    }
+}
+
+impl From<NamedTokens> for BTreeMap<TokenName, Audience> {
+    fn from(tokens: NamedTokens) -> Self {
+        tokens.0
+    }
+}
+
+/// Who a box is beyond its id: fixed when it is made, part of every token of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Identity {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub org: Option<Label>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<Label>,
+    #[serde(skip_serializing_if = "Scopes::is_empty")]
+    pub scopes: Scopes,
+    #[serde(skip_serializing_if = "NamedTokens::is_empty")]
+    pub tokens: NamedTokens,
+    /// The box this one was forked from. Never taken from a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<SandboxId>,
+}
+
+impl Identity {
+    /// Whether nobody said anything.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,6 +275,30 @@ mod tests {
             assert!(Scopes::new(vec![bad.to_owned()]).is_err(), "{bad:?}");
         }
         assert!(serde_json::from_str::<Audience>("\"\"").is_err());
+    }
+
+    #[test]
+    fn an_identity_is_bounded_and_short_when_empty() {
+        assert_eq!(serde_json::to_string(&Identity::default()).unwrap(), "{}");
+        let read: Identity = serde_json::from_str(
+            r#"{"org": "acme", "scopes": ["a"], "tokens": {"vault": "https://v.test"}}"#,
+        )
+        .unwrap();
+        assert!(!read.is_empty());
+        assert_eq!(
+            read.tokens.audience("vault").unwrap().as_str(),
+            "https://v.test"
+        );
+        assert!(read.tokens.audience("other").is_none());
+        assert!(read.tokens.audience("a b").is_none());
+        for bad in [
+            r#"{"org": ""}"#,
+            r#"{"tokens": {"a b": "x"}}"#,
+            r#"{"tokens": {"a": ""}}"#,
+            r#"{"tokens": {"1":"x","2":"x","3":"x","4":"x","5":"x","6":"x"}}"#,
+        ] {
+            assert!(serde_json::from_str::<Identity>(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod usage;
 pub use error::{Code, Error, Result};
 pub use event::{Event, EventKind};
 pub use id::{SandboxId, random_token};
-pub use identity::{Audience, Label, Scopes};
+pub use identity::{Audience, Identity, Label, NamedTokens, Scopes, TokenName};
 pub use isolation::{Isolation, IsolationWish};
 pub use limits::{Limits, LimitsWish, human_bytes};
 pub use name::{MAX_METADATA_BYTES, NameError, TemplateName, check_env, check_metadata};

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    GoneReason, Isolation, IsolationWish, Limits, LimitsWish, SandboxId, Secret, State,
+    GoneReason, Identity, Isolation, IsolationWish, Limits, LimitsWish, SandboxId, Secret, State,
     TemplateName, Timestamp,
 };
 
@@ -39,8 +39,12 @@ pub struct CreateSandbox {
     pub on_timeout: OnTimeout,
     pub env: BTreeMap<String, String>,
     pub metadata: BTreeMap<String, String>,
+    /// Who it is to be, for its tokens.
+    pub identity: Identity,
     /// The same key with the same request gives the same box.
     pub idempotency_key: Option<String>,
+    /// Who asks, for the records: `key:…`, never the key.
+    pub by: Option<String>,
 }
 
 /// A box: what was asked for and what became of it.
@@ -59,6 +63,7 @@ pub struct Sandbox {
     pub on_timeout: OnTimeout,
     pub env: BTreeMap<String, String>,
     pub metadata: BTreeMap<String, String>,
+    pub identity: Identity,
     /// What a client of the box's envd must show. Never enters the box.
     pub access_token: Secret,
     pub gone: Option<GoneReason>,

@@ -153,6 +153,11 @@ fn migrations() -> Migrator {
     Migrator::with_migrations(vec![
         one(1, "ledger", include_str!("../migrations/0001_ledger.sql")),
         one(2, "network", include_str!("../migrations/0002_network.sql")),
+        one(
+            3,
+            "identity",
+            include_str!("../migrations/0003_identity.sql"),
+        ),
     ])
 }
 

@@ -1,8 +1,8 @@
 //! Rows as Rust values, and back.
 
 use sandkeep_model::{
-    Error, Event, EventKind, Limits, OnTimeout, Result, Sandbox, SandboxId, Secret, State,
-    Timestamp,
+    Error, Event, EventKind, Identity, Limits, OnTimeout, Result, Sandbox, SandboxId, Secret,
+    State, Timestamp,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{Row, sqlite::SqliteRow};
@@ -34,6 +34,8 @@ pub struct NewBox<'a> {
     pub pooled: bool,
     pub network: Option<&'a serde_json::Value>,
     pub idempotency: Option<&'a Idempotency>,
+    /// Who asked for it.
+    pub by: Option<&'a str>,
 }
 
 /// What a pooled box becomes for its new owner.
@@ -46,18 +48,29 @@ pub struct Claim<'a> {
     pub on_timeout: OnTimeout,
     pub env: &'a BTreeMap<String, String>,
     pub metadata: &'a BTreeMap<String, String>,
+    pub identity: &'a Identity,
     pub access_token: &'a Secret,
     pub network: Option<&'a serde_json::Value>,
     pub idempotency: Option<&'a Idempotency>,
+    /// Who asked for it.
+    pub by: Option<&'a str>,
 }
 
 /// The columns [`record`] reads, in one place.
 pub const COLUMNS: &str = "id, template, isolation, limits, state, pooled, created_at, started_at, \
-     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward, network";
+     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward, network, identity";
 
 pub fn json(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value)
         .map_err(|error| Error::internal(format!("writing a value for the ledger: {error}")))
+}
+
+/// Most boxes have none.
+pub fn identity(identity: &Identity) -> Result<Option<String>> {
+    if identity.is_empty() {
+        return Ok(None);
+    }
+    json(identity).map(Some)
 }
 
 pub const fn on_timeout_name(value: OnTimeout) -> &'static str {
@@ -142,6 +155,7 @@ pub fn record(row: &SqliteRow) -> Result<Record> {
         on_timeout,
         env: reading.json("env")?,
         metadata: reading.json("metadata")?,
+        identity: reading.json_or_none("identity")?.unwrap_or_default(),
         access_token: Secret::new(reading.get::<&str>("access_token")?),
         gone: reading.json_or_none("gone")?,
         gone_at: reading.time_or_none("gone_at")?,

@@ -53,8 +53,8 @@ impl Store {
         let query = sqlx::query(
             "INSERT INTO sandboxes (id, template, isolation, limits, state, pooled, created_at, \
              started_at, end_at, on_timeout, env, metadata, access_token, oom_kills, \
-             idempotency_key, idempotency_hash, network) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, $14, $15, $16)",
+             idempotency_key, idempotency_hash, network, identity) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, $14, $15, $16, $17)",
         )
         .bind(sandbox.id.as_str())
         .bind(sandbox.template.as_str())
@@ -71,11 +71,13 @@ impl Store {
         .bind(sandbox.access_token.expose())
         .bind(new.idempotency.map(|given| given.key.as_str()))
         .bind(new.idempotency.map(|given| given.hash.as_str()))
-        .bind(new.network.map(rows::json).transpose()?);
+        .bind(new.network.map(rows::json).transpose()?)
+        .bind(rows::identity(&sandbox.identity)?);
         let kind = (!new.pooled).then_some(EventKind::State {
             from: None,
             to: sandbox.state,
             why: None,
+            by: new.by.map(str::to_owned),
         });
         Ok(self.change(&sandbox.id, query, kind).await?.flatten())
     }
@@ -101,6 +103,7 @@ impl Store {
             from: Some(State::Creating),
             to: State::Running,
             why: None,
+            by: None,
         });
         Ok(self.change(id, query, kind).await?.is_some())
     }
@@ -110,7 +113,7 @@ impl Store {
         let query = sqlx::query(
             "UPDATE sandboxes SET pooled = 0, limits = $2, started_at = $3, end_at = $4, \
              on_timeout = $5, env = $6, metadata = $7, access_token = $8, \
-             idempotency_key = $9, idempotency_hash = $10, network = $11 \
+             idempotency_key = $9, idempotency_hash = $10, network = $11, identity = $12 \
              WHERE id = $1 AND pooled = 1 AND state = 'running'",
         )
         .bind(claim.id.as_str())
@@ -123,11 +126,13 @@ impl Store {
         .bind(claim.access_token.expose())
         .bind(claim.idempotency.map(|given| given.key.as_str()))
         .bind(claim.idempotency.map(|given| given.hash.as_str()))
-        .bind(claim.network.map(rows::json).transpose()?);
+        .bind(claim.network.map(rows::json).transpose()?)
+        .bind(rows::identity(claim.identity)?);
         let kind = EventKind::State {
             from: None,
             to: State::Running,
             why: None,
+            by: claim.by.map(str::to_owned),
         };
         self.change_told(claim.id, query, kind).await
     }
@@ -147,6 +152,7 @@ impl Store {
             from: Some(from),
             to,
             why: None,
+            by: None,
         };
         self.change_told(id, query, kind).await
     }
@@ -158,6 +164,7 @@ impl Store {
         id: &SandboxId,
         from: State,
         why: &GoneReason,
+        by: Option<&str>,
     ) -> Result<Option<Event>> {
         let query = sqlx::query(
             "UPDATE sandboxes SET state = 'stopping', gone = $3 WHERE id = $1 AND state = $2",
@@ -169,6 +176,7 @@ impl Store {
             from: Some(from),
             to: State::Stopping,
             why: None,
+            by: by.map(str::to_owned),
         };
         self.change_told(id, query, kind).await
     }
@@ -199,6 +207,7 @@ impl Store {
             from: Some(from),
             to: State::Gone,
             why: Some(why.clone()),
+            by: None,
         };
         self.change_told(id, query, kind).await
     }
@@ -222,12 +231,18 @@ impl Store {
         &self,
         id: &SandboxId,
         network: &serde_json::Value,
+        rules: u32,
+        by: Option<&str>,
     ) -> Result<Option<Event>> {
         let query =
             sqlx::query("UPDATE sandboxes SET network = $2 WHERE id = $1 AND state = 'running'")
                 .bind(id.as_str())
                 .bind(rows::json(network)?);
-        self.change_told(id, query, EventKind::NetworkChanged).await
+        let kind = EventKind::NetworkChanged {
+            rules,
+            by: by.map(str::to_owned),
+        };
+        self.change_told(id, query, kind).await
     }
 
     /// Notes kills by the kernel. `None` when as many were known already.

@@ -5,8 +5,8 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use sandkeep_model::{
-    Code, EventKind, GoneReason, Isolation, Limits, ListFilter, OnTimeout, Order, Sandbox,
-    SandboxId, Secret, State, Timestamp,
+    Code, EventKind, GoneReason, Identity, Isolation, Limits, ListFilter, OnTimeout, Order,
+    Sandbox, SandboxId, Secret, State, Timestamp,
 };
 use sandkeep_store::{Claim, Idempotency, NewBox, Store};
 
@@ -23,6 +23,7 @@ fn sandbox(started_at: i64) -> Sandbox {
         on_timeout: OnTimeout::Kill,
         env: BTreeMap::from([("A".into(), "ä=1".into())]),
         metadata: BTreeMap::from([("user".into(), "O'Hara \"x\"".into())]),
+        identity: serde_json::from_str(r#"{"org": "acme", "scopes": ["a:b"]}"#).unwrap(),
         access_token: Secret::random(),
         gone: None,
         gone_at: None,
@@ -42,6 +43,7 @@ async fn add(store: &Store, sandbox: &Sandbox) {
         pooled: false,
         network: None,
         idempotency: None,
+        by: None,
     };
     store.insert(new).await.unwrap();
 }
@@ -77,7 +79,7 @@ async fn a_step_from_the_wrong_state_changes_nothing() {
     let (_dir, store) = open().await;
     let made = sandbox(1);
     add_running(&store, &made).await;
-    let stop = |from| store.begin_stop(&made.id, from, &GoneReason::Killed);
+    let stop = |from| store.begin_stop(&made.id, from, &GoneReason::Killed, None);
     assert!(stop(State::Creating).await.unwrap().is_none());
     assert!(stop(State::Running).await.unwrap().is_some());
     assert!(stop(State::Running).await.unwrap().is_none());
@@ -101,7 +103,7 @@ async fn a_step_from_the_wrong_state_changes_nothing() {
         .unwrap()
         .into_iter()
         .map(|event| match event.kind {
-            EventKind::State { from, to, why } => (from, to, why),
+            EventKind::State { from, to, why, .. } => (from, to, why),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -125,6 +127,7 @@ async fn of_many_claims_on_one_pooled_box_one_wins() {
         pooled: true,
         network: None,
         idempotency: None,
+        by: None,
     };
     assert!(store.insert(new).await.unwrap().is_none());
     let note = serde_json::json!(null);
@@ -156,9 +159,11 @@ async fn of_many_claims_on_one_pooled_box_one_wins() {
                     on_timeout: OnTimeout::Kill,
                     env: &BTreeMap::new(),
                     metadata: &BTreeMap::from([("number".into(), number.to_string())]),
+                    identity: &Identity::default(),
                     access_token: &token,
                     network: None,
                     idempotency: None,
+                    by: Some("key:1"),
                 })
                 .await
                 .unwrap()
@@ -217,6 +222,7 @@ async fn keys_are_unique_until_their_box_never_was() {
             pooled: false,
             network: None,
             idempotency: Some(&given),
+            by: None,
         };
         store.insert(new).await
     };
@@ -418,6 +424,7 @@ async fn a_full_disk_is_told_as_such_and_loses_nothing() {
             pooled: false,
             network: None,
             idempotency: None,
+            by: None,
         };
         if let Err(error) = store.insert(new).await {
             refused = Some(error);
