@@ -17,6 +17,7 @@ mod reap;
 mod run;
 mod server;
 mod state;
+mod trust;
 mod tunnel;
 pub mod users;
 

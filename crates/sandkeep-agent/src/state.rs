@@ -42,8 +42,19 @@ struct Shared {
 pub(crate) struct Settings {
     /// Environment of every process.
     pub envs: BTreeMap<String, String>,
+    /// Tells programs where the roots are that they are to trust; whoever says otherwise wins.
+    pub trust: BTreeMap<String, String>,
     pub default_user: Option<String>,
     pub default_workdir: Option<PathBuf>,
+}
+
+impl Settings {
+    /// What every process gets.
+    pub fn environment(&self) -> BTreeMap<String, String> {
+        let mut all = self.trust.clone();
+        all.extend(self.envs.clone());
+        all
+    }
 }
 
 /// Why a request's user cannot be had.
@@ -133,6 +144,11 @@ impl State {
                 .or_else(|_| find_user("root"))
                 .or_else(|_| Ok(bare_root())),
         }
+    }
+
+    /// The box's own root, whatever became of its passwd file.
+    pub(crate) fn root() -> User {
+        find_user("root").unwrap_or_else(|_| bare_root())
     }
 
     /// Where the path of a request points, see [`paths::resolve`].

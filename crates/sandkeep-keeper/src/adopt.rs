@@ -3,12 +3,11 @@
 use std::{collections::HashSet, sync::Arc};
 
 use futures_util::StreamExt;
-use sandkeep_moat::policy::Policy;
 use sandkeep_model::{Error, GoneReason, Result, SandboxId, State, Timestamp};
 use sandkeep_store::Record;
 use sandkeep_ward::{Adoption, LiveBox, Ward};
 
-use crate::{agent, core::Core, meters, pool::Ready, registry::Entry};
+use crate::{agent, core::Core, egress::Egress, meters, pool::Ready, registry::Entry};
 
 /// Boxes looked at side by side.
 const AT_ONCE: usize = 16;
@@ -21,8 +20,9 @@ struct Found {
 }
 
 impl Core {
-    /// Takes over what lives and clears away what does not.
-    pub async fn adopt(&self) -> Result<()> {
+    /// Takes over what lives and clears away what does not. Gives the boxes that are somebody's
+    /// and have no moat yet.
+    pub async fn adopt(&self) -> Result<Vec<Arc<Entry>>> {
         let rows = self.store.live().await?;
         let mut known = Vec::with_capacity(rows.len());
         for row in rows {
@@ -37,7 +37,7 @@ impl Core {
 
         let (alive, lost): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|found| found.ends.is_none());
-        let alive: Vec<_> = alive.into_iter().map(|found| found.entry).collect();
+        let mut alive: Vec<_> = alive.into_iter().map(|found| found.entry).collect();
         self.sweep(&alive).await;
         self.take_over(&alive).await?;
         let ended = lost.len();
@@ -47,7 +47,8 @@ impl Core {
         if !alive.is_empty() || ended > 0 {
             tracing::info!(adopted = alive.len(), ended, "boxes of an earlier run");
         }
-        Ok(())
+        alive.retain(|entry| !entry.pooled());
+        Ok(alive)
     }
 
     fn ward_of(&self, row: &Record) -> Result<Arc<dyn Ward>> {
@@ -72,8 +73,8 @@ impl Core {
         } = row;
         let state = sandbox.state;
         let reason = sandbox.gone.clone();
-        let policy = stored_policy(&sandbox.id, network.as_ref());
-        let entry = Entry::new(sandbox, ward, pooled, policy);
+        let egress = stored(&sandbox.id, network.as_ref());
+        let entry = Entry::new(sandbox, ward, pooled, egress);
         // More boxes than now allowed are no reason to lose any.
         self.registry.add_within(&entry, usize::MAX);
         let ends = match state {
@@ -94,13 +95,7 @@ impl Core {
             record,
         };
         match entry.ward.adopt(&live).await {
-            Ok(Adoption::Alive) => {
-                if let Err(error) = self.attach(entry).await {
-                    // It goes on without a way out; a new policy for it is another try.
-                    tracing::error!(id = %entry.id, %error, "an adopted box has no network");
-                }
-                true
-            }
+            Ok(Adoption::Alive) => true,
             Ok(Adoption::Gone) => false,
             Err(error) => {
                 // Nobody can say what it is; what can not be reached must not linger.
@@ -163,6 +158,8 @@ impl Core {
             let answer = async {
                 let mut agent = agent::agent(entry.ward.as_ref(), &entry.id).await?;
                 agent.health().await?;
+                // Whoever claims it counts on it.
+                self.attach(entry).await?;
                 Ok::<_, Error>(agent)
             };
             match answer.await {
@@ -175,7 +172,7 @@ impl Core {
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(id = %entry.id, %error, "a pooled box does not answer");
+                    tracing::warn!(id = %entry.id, %error, "a pooled box can not be kept");
                 }
             }
         }
@@ -195,12 +192,12 @@ impl Core {
 }
 
 /// What can not be understood allows nothing.
-fn stored_policy(id: &SandboxId, network: Option<&serde_json::Value>) -> Policy {
+fn stored(id: &SandboxId, network: Option<&serde_json::Value>) -> Egress {
     let Some(value) = network else {
-        return Policy::air_gapped();
+        return Egress::default();
     };
-    Policy::from_json(value).unwrap_or_else(|error| {
-        tracing::error!(%id, %error, "the policy of a box can not be read; it reaches nothing");
-        Policy::air_gapped()
+    Egress::from_json(value).unwrap_or_else(|error| {
+        tracing::error!(%id, %error, "the network of a box can not be read; it reaches nothing");
+        Egress::default()
     })
 }

@@ -54,21 +54,32 @@ pub fn identity_of(sandbox: &Sandbox) -> InitRequest {
     identity(&sandbox.id, &sandbox.template, &sandbox.env)
 }
 
-/// Tells a box who it is over the connection that was kept open, or a fresh one when that
+/// Tells a box who it is, and whom to trust if anybody, over the connection that was kept open, or a fresh one when that
 /// has been closed meanwhile. Telling it twice does no harm.
 pub async fn introduce(
     kept: Option<Agent>,
     ward: &dyn Ward,
     id: &SandboxId,
     request: &InitRequest,
+    authority: Result<Option<String>>,
 ) -> Result<()> {
+    let authority = authority?;
+    let authority = authority.as_deref();
     if let Some(mut agent) = kept.filter(|agent| !agent.is_closed()) {
-        match agent.init(request).await {
+        match tell(&mut agent, request, authority).await {
             Err(error) if error.code == Code::BoxUnreachable => {
                 tracing::debug!(%id, %error, "a kept connection was dead");
             }
             done => return done,
         }
     }
-    agent(ward, id).await?.init(request).await
+    tell(&mut agent(ward, id).await?, request, authority).await
+}
+
+async fn tell(agent: &mut Agent, request: &InitRequest, authority: Option<&str>) -> Result<()> {
+    agent.init(request).await?;
+    match authority {
+        Some(authority) => agent.trust(authority).await,
+        None => Ok(()),
+    }
 }

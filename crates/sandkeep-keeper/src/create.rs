@@ -6,10 +6,9 @@ use std::{
 };
 
 use sandkeep_agent_client::Agent;
-use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
-    Code, CreateSandbox, Error, GoneReason, Limits, OnTimeout, Result, Sandbox, SandboxId, Secret,
-    State, TemplateName, Timestamp, check_env, check_metadata,
+    Code, CreateSandbox, Error, GoneReason, Identity, Limits, OnTimeout, Result, Sandbox,
+    SandboxId, Secret, State, TemplateName, Timestamp, check_env, check_metadata,
 };
 use sandkeep_store::{Idempotency, NewBox};
 use sandkeep_vault::{Disk, TemplateInfo};
@@ -18,6 +17,7 @@ use sandkeep_ward::{BoxSpec, LiveBox, Ward};
 use crate::{
     agent,
     core::Core,
+    egress::{Egress, EgressWish},
     idempotency,
     meters::{self, Path},
     registry::Entry,
@@ -32,7 +32,7 @@ pub struct Plan {
     pub template: TemplateInfo,
     pub ward: Arc<dyn Ward>,
     pub limits: Limits,
-    pub network: Policy,
+    pub network: Egress,
 }
 
 impl Core {
@@ -40,9 +40,9 @@ impl Core {
     pub async fn create(
         self: Arc<Self>,
         request: CreateSandbox,
-        network: Option<Policy>,
+        network: EgressWish,
     ) -> Result<Sandbox> {
-        let given = idempotency::given(&request, network.as_ref())?;
+        let given = idempotency::given(&request, &network)?;
         let plan = self.plan(request, network).await?;
         let flying = match given {
             None => None,
@@ -58,7 +58,7 @@ impl Core {
             .await
     }
 
-    async fn plan(&self, request: CreateSandbox, network: Option<Policy>) -> Result<Plan> {
+    async fn plan(&self, request: CreateSandbox, network: EgressWish) -> Result<Plan> {
         check_env(&request.env)?;
         check_metadata(&request.metadata)?;
         if request.on_timeout == OnTimeout::Pause {
@@ -129,13 +129,14 @@ impl Core {
             on_timeout: request.on_timeout,
             env: request.env.clone(),
             metadata: request.metadata.clone(),
+            identity: request.identity.clone(),
             ..blank(&plan.template.name, plan.ward.as_ref(), plan.limits, now)
         };
         let entry = Entry::new(sandbox, Arc::clone(&plan.ward), false, plan.network.clone());
         // Taken before anybody can find the box: who wants to end it waits for us.
         let _turn = entry.turn.lock().await;
         self.make_room(&entry).await?;
-        let (live, _agent) = self.bring_up(&entry, given).await?;
+        let (live, _agent) = self.bring_up(&entry, given, request.by.as_deref()).await?;
         // Its time counts from when it can be used.
         let end_at = self
             .first_end(Timestamp::now(), request.expiry)
@@ -151,17 +152,19 @@ impl Core {
         &self,
         entry: &Arc<Entry>,
         given: Option<&Idempotency>,
+        by: Option<&str>,
     ) -> Result<(LiveBox, Agent)> {
         let Ok(_slot) = self.starts.acquire().await else {
             return Err(Error::internal("the keeper is closed"));
         };
         let sandbox = entry.sandbox();
-        let network = entry.reach.policy().to_json();
+        let network = entry.reach.egress().to_json();
         let new = NewBox {
             sandbox: &sandbox,
             pooled: entry.pooled(),
             network: Some(&network),
             idempotency: given,
+            by,
         };
         // Side by side: a disk without a row is found and removed at the next start.
         let (written, disk) = tokio::join!(
@@ -208,8 +211,11 @@ impl Core {
             Ok::<_, Error>(agent)
         };
         let (agent, attached) = tokio::join!(talk, self.attach(entry));
-        let agent = agent.map_err(|error| error.context("greeting the agent"))?;
+        let mut agent = agent.map_err(|error| error.context("greeting the agent"))?;
         attached.map_err(|error| error.context("attaching the network"))?;
+        if let Some(authority) = entry.reach.authority_for(&entry.reach.egress())? {
+            agent.trust(&authority).await?;
+        }
         Ok((live, agent))
     }
 
@@ -297,6 +303,7 @@ pub fn blank(template: &TemplateName, ward: &dyn Ward, limits: Limits, now: Time
         on_timeout: OnTimeout::Kill,
         env: std::collections::BTreeMap::new(),
         metadata: std::collections::BTreeMap::new(),
+        identity: Identity::default(),
         access_token: Secret::random(),
         gone: None,
         gone_at: None,

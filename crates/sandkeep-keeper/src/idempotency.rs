@@ -5,13 +5,12 @@ use std::{
     sync::Mutex,
 };
 
-use sandkeep_moat::policy::Policy;
 use sandkeep_model::{CreateSandbox, Error, Expiry, OnTimeout, Result, Sandbox, State};
 use sandkeep_store::Idempotency;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
-use crate::{core::Core, sync::lock};
+use crate::{core::Core, egress::EgressWish, sync::lock};
 
 const LONGEST_KEY: usize = 255;
 
@@ -82,7 +81,7 @@ fn other_request(key: &str) -> Error {
 }
 
 /// The key with the hash of everything else in the request.
-pub fn given(request: &CreateSandbox, network: Option<&Policy>) -> Result<Option<Idempotency>> {
+pub fn given(request: &CreateSandbox, network: &EgressWish) -> Result<Option<Idempotency>> {
     let Some(key) = &request.idempotency_key else {
         return Ok(None);
     };
@@ -105,8 +104,11 @@ pub fn given(request: &CreateSandbox, network: Option<&Policy>) -> Result<Option
         request.env,
         request.metadata,
     ]);
-    if let (Some(policy), Some(list)) = (network, asked.as_array_mut()) {
-        list.push(policy.to_json());
+    if let (Some(network), Some(list)) = (network.to_json(), asked.as_array_mut()) {
+        list.push(network);
+    }
+    if let (false, Some(list)) = (request.identity.is_empty(), asked.as_array_mut()) {
+        list.push(serde_json::json!({ "identity": request.identity }));
     }
     let text = asked.to_string();
     let hash = Sha256::digest(text.as_bytes())

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
@@ -11,13 +11,32 @@ use sandkeep_ward::{Channel, Check, Ward};
 use tokio::sync::broadcast;
 use tokio_util::sync::DropGuard;
 
-use crate::{KeeperConfig, agent, core::Core};
+use crate::{BoundTo, Egress, EgressWish, KeeperConfig, agent, core::Core};
 
 /// What a client may see of a box together with what it uses right now.
 #[derive(Debug, Clone)]
 pub struct BoxView {
     pub sandbox: Sandbox,
     pub usage: Option<Usage>,
+}
+
+/// Looks up boxes without keeping the keeper alive, from memory.
+#[derive(Clone)]
+pub struct BoxFinder(Weak<Core>);
+
+impl BoxFinder {
+    /// A box that is somebody's and does not end yet.
+    pub fn living(&self, id: &SandboxId) -> Option<Sandbox> {
+        let entry = self.0.upgrade()?.registry.owned(id).ok()?;
+        let sandbox = entry.sandbox();
+        (!matches!(sandbox.state, State::Stopping | State::Gone)).then_some(sandbox)
+    }
+}
+
+impl std::fmt::Debug for BoxFinder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("BoxFinder")
+    }
 }
 
 /// What `doctor` and `/v1/health` tell.
@@ -71,32 +90,43 @@ impl Keeper {
     /// A caller that goes away does not stop it half way.
     /// It may reach what this server's standing policy says.
     pub async fn create(&self, request: CreateSandbox) -> Result<Sandbox> {
-        self.create_reaching(request, None).await
+        self.create_reaching(request, EgressWish::default()).await
     }
 
-    /// Like [`Keeper::create`] with a policy of its own. `NotEnforceable` where this host can
+    /// Like [`Keeper::create`] with a policy of its own, and credentials. `NotEnforceable` where this host can
     /// not hold a box to it.
     pub async fn create_reaching(
         &self,
         request: CreateSandbox,
-        network: Option<Policy>,
+        network: EgressWish,
     ) -> Result<Sandbox> {
         self.core
             .finish(Arc::clone(&self.core).create(request, network))
             .await
     }
 
-    /// What a box may reach.
+    /// What a box may reach, and what is added to its requests.
     #[expect(clippy::unused_async, reason = "other ledgers may have to ask")]
-    pub async fn network(&self, id: &SandboxId) -> Result<Arc<Policy>> {
-        Ok(self.core.registry.owned(id)?.reach.policy())
+    pub async fn network(&self, id: &SandboxId) -> Result<Arc<Egress>> {
+        Ok(self.core.registry.owned(id)?.reach.egress())
     }
 
-    /// Changes what a running box may reach; connections that no longer fit are cut.
-    pub async fn set_network(&self, id: &SandboxId, policy: Policy) -> Result<()> {
+    /// Where secrets are bound, over all boxes.
+    pub fn bound(&self) -> Vec<BoundTo> {
+        self.core.bound()
+    }
+
+    /// Changes what a running box may reach and what is added to its requests; connections
+    /// that no longer fit are cut. Gives what holds now. `by` is who asked, for the records.
+    pub async fn set_network(
+        &self,
+        id: &SandboxId,
+        wish: EgressWish,
+        by: Option<String>,
+    ) -> Result<Arc<Egress>> {
         let (core, id) = (Arc::clone(&self.core), id.clone());
         self.core
-            .finish(async move { core.set_network(&id, policy).await })
+            .finish(async move { core.set_network(&id, wish, by.as_deref()).await })
             .await
     }
 
@@ -160,11 +190,26 @@ impl Keeper {
 
     /// Ends a box. `NotFound` when it does not exist (any more).
     pub async fn kill(&self, id: &SandboxId, reason: GoneReason) -> Result<()> {
+        self.kill_for(id, reason, None).await
+    }
+
+    /// Like [`Keeper::kill`], with who asked for it, for the records.
+    pub async fn kill_for(
+        &self,
+        id: &SandboxId,
+        reason: GoneReason,
+        by: Option<String>,
+    ) -> Result<()> {
         let entry = self.core.registry.owned(id)?;
         let core = Arc::clone(&self.core);
         self.core
-            .finish(async move { core.stop(&entry, reason).await })
+            .finish(async move { core.stop_if(&entry, reason, by.as_deref(), |_| true).await })
             .await
+    }
+
+    /// Finds boxes for those who live as long as the keeper's own parts.
+    pub fn finder(&self) -> BoxFinder {
+        BoxFinder(Arc::downgrade(&self.core))
     }
 
     /// Sets the end to now + expiry; may shorten.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use sandkeep_moat::{
     AttachSpec, BoxMoat, ConnectionRecord, Denial, Hooks, Moat, Traffic,
-    policy::{Policy, Standing},
+    policy::{Policy, Source},
 };
 use sandkeep_model::{Code, Error, EventKind, Result, SandboxId, State};
 use tokio::{
@@ -12,7 +12,13 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{core::Core, registry::Entry, sync::lock};
+use crate::{
+    agent,
+    core::Core,
+    egress::{BoundTo, Egress, EgressWish},
+    registry::Entry,
+    sync::lock,
+};
 
 /// Refusals that wait to be written; a server that can not keep up skips some.
 const BELL: usize = 1024;
@@ -67,35 +73,55 @@ impl Hooks for DenialBell {
 
 /// The network side of one box.
 pub struct Reach {
-    policy: Mutex<Arc<Policy>>,
+    egress: Mutex<Arc<Egress>>,
     /// `None` before it is attached, after it ended, and where there can be no moat.
     moat: Mutex<Option<BoxMoat>>,
     events: Mutex<Budget>,
 }
 
 impl Reach {
-    pub fn new(policy: Policy) -> Self {
+    pub fn new(egress: Egress) -> Self {
         Self {
-            policy: Mutex::new(Arc::new(policy)),
+            egress: Mutex::new(Arc::new(egress)),
             moat: Mutex::default(),
             events: Mutex::new(Budget::full()),
         }
     }
 
-    pub fn policy(&self) -> Arc<Policy> {
-        Arc::clone(&lock(&self.policy))
+    pub fn egress(&self) -> Arc<Egress> {
+        Arc::clone(&lock(&self.egress))
     }
 
-    /// Holds at once for a box that is attached. Says whether it is.
-    pub fn set(&self, policy: Policy) -> bool {
-        *lock(&self.policy) = Arc::new(policy.clone());
-        match &*lock(&self.moat) {
-            Some(moat) => {
-                moat.set_policy(policy);
-                true
-            }
-            None => false,
+    /// Holds at once for a box that is attached. Says whether it is. `policy_too`: a policy
+    /// that is set again counts its limits from the beginning, credentials do not.
+    pub fn set(&self, egress: Egress, policy_too: bool) -> bool {
+        let egress = Arc::new(egress);
+        *lock(&self.egress) = Arc::clone(&egress);
+        let moat = lock(&self.moat);
+        let Some(moat) = &*moat else {
+            return false;
+        };
+        moat.set_bindings(egress.credentials.clone());
+        if policy_too {
+            moat.set_policy(egress.policy.clone());
         }
+        true
+    }
+
+    /// The certificate the box must trust for this; `None` when nothing is looked into.
+    pub fn authority_for(&self, egress: &Egress) -> Result<Option<String>> {
+        if !egress.is_looked_into() {
+            return Ok(None);
+        }
+        match &*lock(&self.moat) {
+            Some(moat) => moat.ca_pem().map(Some),
+            None => Err(Error::internal("the box has no network")
+                .hint("give it a policy again, or make a new one")),
+        }
+    }
+
+    pub fn is_detached(&self) -> bool {
+        lock(&self.moat).is_none()
     }
 
     /// Nothing gets out of the box from here on.
@@ -130,15 +156,15 @@ impl Budget {
     }
 }
 
-fn reaches_nothing(policy: &Policy) -> bool {
-    policy.standing == Standing::Deny && policy.allow.is_empty()
-}
-
 impl Core {
     /// What a box gets that wishes this, or says nothing.
-    pub fn reach(&self, wish: Option<Policy>) -> Result<Policy> {
-        let policy = wish.unwrap_or_else(|| self.config.network.standing.clone());
-        if self.config.network.moat.is_none() && !reaches_nothing(&policy) {
+    pub fn reach(&self, wish: EgressWish) -> Result<Egress> {
+        self.enforceable(wish.over(&self.config.network.standing.clone().into()))
+    }
+
+    fn enforceable(&self, egress: Egress) -> Result<Egress> {
+        let nothing = egress.reaches_nothing() && egress.credentials.is_empty();
+        if self.config.network.moat.is_none() && !nothing {
             return Err(Error::new(
                 Code::NotEnforceable,
                 "this host can not bound what a sandbox reaches, so sandboxes have no network here",
@@ -146,7 +172,7 @@ impl Core {
             .field("network")
             .hint("ask for no network (profile \"air-gapped\"); `sandkeep doctor` tells what the host lacks"));
         }
-        Ok(policy)
+        Ok(egress)
     }
 
     /// Gives a box its moat. Where there is none its namespace has no way out anyway.
@@ -154,10 +180,12 @@ impl Core {
         let Some(moat) = &self.config.network.moat else {
             return Ok(());
         };
+        let egress = entry.reach.egress();
         let spec = AttachSpec {
             id: entry.id.clone(),
             netns: entry.ward.netns(&entry.id).await?,
-            policy: entry.reach.policy().as_ref().clone(),
+            policy: egress.policy.clone(),
+            bindings: egress.credentials.clone(),
         };
         let attached = moat.attach(spec).await?;
         *lock(&entry.reach.moat) = Some(attached);
@@ -165,9 +193,13 @@ impl Core {
     }
 
     /// Ledger first: what was answered holds after a restart, too.
-    pub async fn set_network(&self, id: &SandboxId, policy: Policy) -> Result<()> {
+    pub async fn set_network(
+        &self,
+        id: &SandboxId,
+        wish: EgressWish,
+        by: Option<&str>,
+    ) -> Result<Arc<Egress>> {
         let entry = self.registry.owned(id)?;
-        let policy = self.reach(Some(policy))?;
         let _turn = entry.turn.lock().await;
         match entry.state() {
             State::Running => {}
@@ -178,16 +210,56 @@ impl Core {
                     .retryable(true));
             }
         }
-        let written = self.store.set_network(id, &policy.to_json()).await?;
+        let policy_too = wish.policy.is_some();
+        let egress = self.enforceable(wish.over(&entry.reach.egress()))?;
+        self.have_trusted(&entry, &egress).await?;
+        let rules = u32::try_from(egress.policy.allow.len()).unwrap_or(u32::MAX);
+        let written = self
+            .store
+            .set_network(id, &egress.to_json(), rules, by)
+            .await?;
         if written.is_none() {
             return Err(Error::internal(
                 "the ledger had the sandbox in another state",
             ));
         }
-        if !entry.reach.set(policy) {
+        if !entry.reach.set(egress, policy_too) {
             self.attach(&entry).await?;
         }
+        Ok(entry.reach.egress())
+    }
+
+    /// Before anything is looked into, so that no program in the box meets a certificate it
+    /// does not know.
+    async fn have_trusted(&self, entry: &Entry, egress: &Egress) -> Result<()> {
+        if !egress.is_looked_into() {
+            return Ok(());
+        }
+        if entry.reach.is_detached() {
+            self.attach(entry).await?;
+        }
+        if let Some(authority) = entry.reach.authority_for(egress)? {
+            let mut agent = agent::agent(entry.ward.as_ref(), &entry.id).await?;
+            agent.trust(&authority).await?;
+        }
         Ok(())
+    }
+
+    pub fn bound(&self) -> Vec<BoundTo> {
+        let mut bound = Vec::new();
+        for entry in self.registry.all() {
+            for binding in &entry.reach.egress().credentials {
+                if let Source::Secret(secret) = &binding.source {
+                    bound.push(BoundTo {
+                        sandbox_id: entry.id.clone(),
+                        secret: secret.clone(),
+                        host: binding.host.to_string(),
+                        port: binding.port,
+                    });
+                }
+            }
+        }
+        bound
     }
 
     pub fn denials(&self, id: &SandboxId) -> Result<Vec<Denial>> {

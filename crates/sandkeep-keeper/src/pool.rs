@@ -7,7 +7,6 @@ use std::{
 };
 
 use sandkeep_agent_client::Agent;
-use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
     GoneReason, Isolation, IsolationWish, Limits, Result, Sandbox, Secret, State, Timestamp,
 };
@@ -23,6 +22,7 @@ use crate::{
     agent,
     core::Core,
     create::{Plan, blank},
+    egress::Egress,
     meters,
     registry::{Entry, Registry},
     sync::lock,
@@ -215,6 +215,7 @@ impl Core {
             on_timeout: request.on_timeout,
             env: request.env.clone(),
             metadata: request.metadata.clone(),
+            identity: request.identity.clone(),
             access_token: Secret::random(),
             ..before.clone()
         };
@@ -227,22 +228,25 @@ impl Core {
             on_timeout: sandbox.on_timeout,
             env: &sandbox.env,
             metadata: &sandbox.metadata,
+            identity: &sandbox.identity,
             access_token: &sandbox.access_token,
             network: Some(&network),
             idempotency: given,
+            by: request.by.as_deref(),
         };
         let identity = agent::identity_of(&sandbox);
+        let authority = entry.reach.authority_for(&plan.network);
         let ward = entry.ward.as_ref();
         // Side by side; if one of them fails the box is ended, so the order does not matter.
         let (written, known, limited) = tokio::join!(
             self.store.claim(&claim),
-            agent::introduce(ready.agent, ward, &sandbox.id, &identity),
+            agent::introduce(ready.agent, ward, &sandbox.id, &identity, authority),
             self.change_limits(&entry, &before.limits, &sandbox.limits),
         );
         let owned = matches!(written, Ok(Some(_)));
         if owned {
             entry.claimed(sandbox.clone());
-            entry.reach.set(plan.network.clone());
+            entry.reach.set(plan.network.clone(), true);
         }
         let ready = known.and(limited);
         if owned && ready.is_ok() {
@@ -350,12 +354,12 @@ impl Core {
     ) -> Result<Option<Ready>> {
         let limits = self.config.limits.default;
         let sandbox = blank(&template.name, ward.as_ref(), limits, Timestamp::now());
-        let entry = Entry::new(sandbox, ward, true, Policy::air_gapped());
+        let entry = Entry::new(sandbox, ward, true, Egress::default());
         let turn = entry.turn.lock().await;
         if !self.registry.add_within(&entry, self.config.max_boxes) {
             return Ok(None);
         }
-        let (live, mut agent) = self.bring_up(&entry, None).await?;
+        let (live, mut agent) = self.bring_up(&entry, None, None).await?;
         if let Err(error) = agent.warm().await {
             // It works cold, too.
             tracing::warn!(id = %entry.id, %error, "warming a pooled box");

@@ -8,12 +8,12 @@ use std::{
     },
 };
 
-use sandkeep_moat::policy::Policy;
 use sandkeep_model::{Error, GoneReason, Result, Sandbox, SandboxId, Secret, State, Timestamp};
 use sandkeep_ward::Ward;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    egress::Egress,
     meters,
     network::Reach,
     samples::Trail,
@@ -55,14 +55,14 @@ impl Face {
 }
 
 impl Entry {
-    pub fn new(sandbox: Sandbox, ward: Arc<dyn Ward>, pooled: bool, policy: Policy) -> Arc<Self> {
+    pub fn new(sandbox: Sandbox, ward: Arc<dyn Ward>, pooled: bool, egress: Egress) -> Arc<Self> {
         Arc::new(Self {
             id: sandbox.id.clone(),
             ward,
             turn: tokio::sync::Mutex::default(),
             closed: CancellationToken::new(),
             trail: Mutex::default(),
-            reach: Reach::new(policy),
+            reach: Reach::new(egress),
             face: RwLock::new(Face {
                 written: sandbox.state,
                 sandbox,

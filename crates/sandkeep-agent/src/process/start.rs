@@ -135,7 +135,7 @@ fn launch(
         },
     };
     let cwd = working_directory(state, user, &config)?;
-    let box_envs = state.settings().envs.clone();
+    let box_envs = state.settings().environment();
     let score = state.child_score();
     let launch = Launch {
         config: &config,
