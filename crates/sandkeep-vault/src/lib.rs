@@ -8,6 +8,7 @@ mod archive;
 mod base;
 mod btrfs;
 mod cache;
+mod clients;
 mod disk;
 mod doing;
 mod lock;

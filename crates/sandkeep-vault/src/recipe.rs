@@ -10,12 +10,13 @@ use std::{
 };
 
 use crate::{
+    clients::{BRING_AUTHORITIES, Clients},
     doing::Doing as _,
     sources::{Release, Source, host_release, host_sources, text_of},
 };
 
 /// Raise it when the touches below change, so that cached bases are made anew.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a coding agent expects to find.
 const PACKAGES: &[&str] = &[
@@ -33,6 +34,7 @@ const PACKAGES: &[&str] = &[
     "nano",
     "netbase",
     "nodejs",
+    "npm",
     "openssh-client",
     "pkg-config",
     "procps",
@@ -76,6 +78,7 @@ pub struct Recipe {
     sources: Vec<Source>,
     /// The host's settings for reaching its mirrors (proxies, timeouts).
     apt_options: Vec<String>,
+    clients: Clients,
 }
 
 impl Recipe {
@@ -86,6 +89,7 @@ impl Recipe {
             release,
             sources,
             apt_options: host_apt_options(),
+            clients: Clients::of_this_host(),
         })
     }
 
@@ -96,10 +100,11 @@ impl Recipe {
     /// The same recipe on the same kind of machine has the same name.
     pub fn hash(&self) -> String {
         let text = format!(
-            "{VERSION}\n{}\n{}\n{PACKAGES:?}\n{DPKG_OPTIONS:?}\n{MAKE_USER}\n{}",
+            "{VERSION}\n{}\n{}\n{PACKAGES:?}\n{DPKG_OPTIONS:?}\n{MAKE_USER}\n{}\n{}",
             self.origin(),
             std::env::consts::ARCH,
-            text_of(&self.sources, false)
+            text_of(&self.sources, false),
+            self.clients.text()
         );
         Sha256::digest(text.as_bytes())
             .iter()
@@ -147,7 +152,11 @@ impl Recipe {
         }
         command
             .arg(format!("--include={}", PACKAGES.join(",")))
-            .arg(format!("--customize-hook={MAKE_USER}"))
+            .arg(format!("--customize-hook={MAKE_USER}"));
+        if self.clients.has_authorities() {
+            command.arg(format!("--customize-hook={BRING_AUTHORITIES}"));
+        }
+        command
             .arg(&self.release.codename)
             .arg(root)
             .arg(sources)
@@ -175,12 +184,8 @@ impl Recipe {
                 0o440,
                 "user ALL=(ALL:ALL) NOPASSWD: ALL\n",
             ),
-            // `pip install` works as it does elsewhere: a box is nobody's system.
-            (
-                "etc/pip.conf",
-                0o644,
-                "[global]\nbreak-system-packages = true\n",
-            ),
+            ("etc/pip.conf", 0o644, &self.clients.pip_conf()),
+            ("etc/npmrc", 0o644, &self.clients.npmrc()),
             ("etc/apt/apt.conf.d/90sandkeep", 0o644, &self.box_apt_conf()),
             (
                 "etc/apt/sources.list.d/base.sources",
@@ -315,6 +320,7 @@ mod tests {
                 r#"Acquire::http::Proxy "http://me:pw@proxy.test""#.into(),
                 r#"Acquire::Check-Valid-Until "false""#.into(),
             ],
+            clients: Clients::default(),
         }
     }
 

@@ -75,7 +75,8 @@ pub fn text_of(sources: &[Source], secrets: bool) -> String {
     parts.join("\n")
 }
 
-fn without_login(uri: &str) -> String {
+/// An address without user name and password.
+pub fn without_login(uri: &str) -> String {
     let Some((scheme, rest)) = uri.split_once("://") else {
         return uri.to_owned();
     };

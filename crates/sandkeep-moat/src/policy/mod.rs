@@ -9,6 +9,7 @@ mod host;
 mod profile;
 mod registries;
 mod rule;
+mod shipped;
 
 pub use address::{AddressGuard, Forbidden};
 pub use binding::{Binding, MAX_BINDINGS, Place, Source};

@@ -1,7 +1,8 @@
 //! Where this host gets its packages from, read from the settings of its own package clients.
 //!
 //! A box that may reach these installs what the host itself could. Nothing is guessed: a
-//! client that is not configured adds nothing.
+//! client that is not configured adds where it goes by itself, which the installed client says
+//! ([`shipped`]), and one that is not installed adds nothing.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Host, Policy, Ports, Rule, To};
+use super::{Host, Policy, Ports, Rule, To, shipped};
 
 /// No settings file of a package client is larger; the rest is not read.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -22,10 +23,14 @@ const MOST: usize = 128;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Registries {
     found: BTreeSet<(Host, u16)>,
+    /// Clients whose settings say where to go, so that where they would go by themselves is of
+    /// no interest: a host that was given a mirror does not ask for more.
+    told: BTreeSet<&'static str>,
 }
 
 /// One client: where its settings are, and which of their lines name a registry.
 struct Client {
+    name: &'static str,
     /// Below `/etc` or another absolute directory.
     system: &'static [&'static str],
     /// Below the home directory.
@@ -34,10 +39,19 @@ struct Client {
     directories: &'static [&'static str],
     variables: &'static [&'static str],
     names_a_registry: fn(&str) -> bool,
+    /// Settings, in files and in the environment, that stand in the place of the default.
+    replaces_the_default: &'static [&'static str],
+    /// Where it goes without settings.
+    shipped: fn(&Path) -> Vec<(Host, u16)>,
+}
+
+fn unknown(_root: &Path) -> Vec<(Host, u16)> {
+    Vec::new()
 }
 
 const CLIENTS: [Client; 5] = [
     Client {
+        name: "apt",
         system: &["etc/apt/sources.list"],
         home: &[],
         directories: &["etc/apt/sources.list.d"],
@@ -45,8 +59,11 @@ const CLIENTS: [Client; 5] = [
         names_a_registry: |line| {
             line.starts_with("deb ") || line.starts_with("deb-src ") || line.starts_with("URIs:")
         },
+        replaces_the_default: &[],
+        shipped: unknown,
     },
     Client {
+        name: "pip",
         system: &["etc/pip.conf", "etc/xdg/pip/pip.conf"],
         home: &[".config/pip/pip.conf", ".pip/pip.conf"],
         directories: &[],
@@ -62,8 +79,11 @@ const CLIENTS: [Client; 5] = [
                 .iter()
                 .any(|key| line.starts_with(key))
         },
+        replaces_the_default: &["index-url", "PIP_INDEX_URL"],
+        shipped: shipped::pip,
     },
     Client {
+        name: "npm",
         system: &["etc/npmrc", "usr/etc/npmrc", "usr/local/etc/npmrc"],
         home: &[".npmrc"],
         directories: &[],
@@ -74,8 +94,11 @@ const CLIENTS: [Client; 5] = [
                 key == "registry" || key.ends_with(":registry")
             })
         },
+        replaces_the_default: &["registry", "npm_config_registry", "NPM_CONFIG_REGISTRY"],
+        shipped: shipped::npm,
     },
     Client {
+        name: "cargo",
         system: &[],
         home: &[".cargo/config.toml", ".cargo/config"],
         directories: &[],
@@ -86,13 +109,18 @@ const CLIENTS: [Client; 5] = [
                     .is_some_and(|(name, _)| name.trim() == *key)
             }) || line.contains("index =")
         },
+        replaces_the_default: &[],
+        shipped: unknown,
     },
     Client {
+        name: "go",
         system: &["usr/local/go/go.env", "usr/lib/go/go.env"],
         home: &[".config/go/env"],
         directories: &[],
         variables: &["GOPROXY"],
         names_a_registry: |line| line.starts_with("GOPROXY="),
+        replaces_the_default: &[],
+        shipped: unknown,
     },
 ];
 
@@ -100,7 +128,21 @@ impl Registries {
     /// Of the user this server runs as.
     pub fn of_this_host() -> Self {
         let home = env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from);
-        Self::read(Path::new("/"), &home, |name| env::var(name).ok())
+        Self::read(Path::new("/"), &home, |name| env::var(name).ok()).or_defaults_in(Path::new("/"))
+    }
+
+    /// Clients that nobody configured go where those installed below this root (the host's, or
+    /// a template's) go by themselves.
+    #[must_use]
+    pub fn or_defaults_in(mut self, root: &Path) -> Self {
+        for client in &CLIENTS {
+            if !self.told.contains(client.name) {
+                let room = MOST.saturating_sub(self.found.len());
+                self.found
+                    .extend((client.shipped)(root).into_iter().take(room));
+            }
+        }
+        self
     }
 
     fn read(root: &Path, home: &Path, variable: impl Fn(&str) -> Option<String>) -> Self {
@@ -110,18 +152,31 @@ impl Registries {
             files.extend(client.home.iter().map(|p| home.join(p)));
             for directory in client.directories {
                 let entries = fs::read_dir(root.join(directory)).into_iter().flatten();
-                files.extend(entries.flatten().map(|entry| entry.path()));
+                let files_of_apt = entries.flatten().map(|entry| entry.path());
+                files.extend(files_of_apt.filter(|path| {
+                    // Apt itself looks at no others: that is how sources are switched off.
+                    path.extension()
+                        .is_some_and(|end| end == "list" || end == "sources")
+                }));
             }
             for file in files {
                 let text = bounded(&file);
                 for line in text.lines().map(str::trim) {
                     if !line.starts_with(['#', ';']) && (client.names_a_registry)(line) {
                         registries.take_from(line);
+                        let key = line.split_once('=').map_or(line, |(key, _)| key).trim();
+                        if client.replaces_the_default.contains(&key) {
+                            registries.told.insert(client.name);
+                        }
                     }
                 }
             }
             for name in client.variables {
-                registries.take_from(&variable(name).unwrap_or_default());
+                let value = variable(name).unwrap_or_default();
+                registries.take_from(&value);
+                if !value.is_empty() && client.replaces_the_default.contains(name) {
+                    registries.told.insert(client.name);
+                }
             }
         }
         registries
@@ -173,7 +228,7 @@ impl Registries {
 }
 
 /// Empty when it is not there or can not be read.
-fn bounded(path: &Path) -> String {
+pub(super) fn bounded(path: &Path) -> String {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| file.take(LARGEST_FILE).read_to_string(&mut text));
     match read {
@@ -247,6 +302,48 @@ mod tests {
         assert!(found(&[], &[]).is_empty());
         assert_eq!(Registries::default().policy(), Policy::air_gapped());
         assert!(found(&[], &[("PIP_INDEX_URL", "file:///srv/wheels")]).is_empty());
+    }
+
+    #[test]
+    fn sources_that_are_switched_off_open_nothing() {
+        let off = "deb https://off.example/apt a main\n";
+        assert!(found(&[("etc/apt/sources.list.d/a.list.disabled", off)], &[]).is_empty());
+    }
+
+    #[test]
+    fn a_mirror_stands_in_the_place_of_the_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir
+            .path()
+            .join("usr/lib/python3/dist-packages/pip/_internal/models");
+        fs::create_dir_all(&home).unwrap();
+        fs::write(
+            home.join("index.py"),
+            "PyPI = PackageIndex(\"https://default.example/\")\n",
+        )
+        .unwrap();
+        let of = |variables: &'static [(&str, &str)]| {
+            let found = Registries::read(dir.path(), dir.path(), |name| {
+                let known = variables.iter().find(|(known, _)| *known == name);
+                known.map(|(_, value)| (*value).to_owned())
+            })
+            .or_defaults_in(dir.path());
+            let hosts: Vec<String> = found
+                .found
+                .iter()
+                .map(|(host, _)| host.to_string())
+                .collect();
+            hosts
+        };
+        assert_eq!(of(&[]), ["default.example"]);
+        assert_eq!(
+            of(&[("PIP_INDEX_URL", "https://own.example/simple")]),
+            ["own.example"]
+        );
+        assert_eq!(
+            of(&[("PIP_EXTRA_INDEX_URL", "https://own.example/simple")]),
+            ["default.example", "own.example"]
+        );
     }
 
     #[test]
