@@ -111,6 +111,39 @@ impl Audit {
         answer.await.map_err(|_| closed())?
     }
 
+    /// Waits while the queue is full. Whoever waits here before doing what will be recorded is
+    /// held back until the log keeps up.
+    pub async fn room(&self) {
+        // Closing is found out by whoever writes.
+        drop(self.inner.room.acquire().await);
+    }
+
+    /// Whether [`Audit::room`] would wait.
+    pub fn is_full(&self) -> bool {
+        self.inner.room.available_permits() == 0
+    }
+
+    /// Puts an entry in the queue; when that is full the entry waits for its place in a task of
+    /// its own. For what has happened already and can not be held back any more: such entries
+    /// must come from something whose beginning waited for [`Audit::room`].
+    pub fn record_in_turn(&self, entry: Entry) {
+        let audit = self.clone();
+        match Arc::clone(&self.inner.room).try_acquire_owned() {
+            Ok(permit) => {
+                // A closed log is closed for everybody; its end was told when it closed.
+                let _ = self.send(entry, permit, None);
+            }
+            Err(TryAcquireError::Closed) => {}
+            Err(TryAcquireError::NoPermits) => {
+                tokio::spawn(async move {
+                    if let Err(error) = audit.append(entry).await {
+                        tracing::error!(%error, "an event is not in the audit log");
+                    }
+                });
+            }
+        }
+    }
+
     /// Puts an entry in the queue and does not wait. A full queue is an error, and the number of
     /// entries lost so is put on record as soon as there is room.
     pub fn record(&self, entry: Entry) -> Result<()> {

@@ -55,7 +55,7 @@ impl fmt::Debug for Text {
     }
 }
 
-/// Who did it: `server`, `box:<id>`, `key:<name of an API key>`.
+/// Who did it: `server`, `box:<id>`, `key:<id of an API key>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Actor(Text);
@@ -69,9 +69,14 @@ impl Actor {
         Self(Text::new(&format!("box:{id}")))
     }
 
-    /// The name of the key, never the key.
-    pub fn key(name: &str) -> Self {
-        Self(Text::new(&format!("key:{name}")))
+    /// The id of the key, never the key.
+    pub fn key(id: &str) -> Self {
+        Self(Text::new(&format!("key:{id}")))
+    }
+
+    /// As the ledger has it; nobody means the server itself.
+    pub fn named(by: Option<&str>) -> Self {
+        by.map_or_else(Self::server, |by| Self(by.into()))
     }
 
     pub fn as_str(&self) -> &str {
@@ -104,6 +109,13 @@ impl Entry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "action", content = "detail", rename_all = "snake_case")]
 pub enum Action {
+    /// Written before its first byte passes, so that a connection that is open when the server
+    /// is killed is known, too.
+    ConnectionOpened {
+        host: Text,
+        port: u16,
+        rule: Text,
+    },
     /// Written when the connection ends, so that its bytes are known.
     ConnectionAllowed {
         host: Text,
@@ -120,6 +132,10 @@ pub enum Action {
     },
     NameDenied {
         host: Text,
+    },
+    /// Refusals of one box that came faster than they are written one by one.
+    DenialsSummed {
+        count: u64,
     },
     SecretUsed {
         name: Text,
@@ -145,15 +161,19 @@ pub enum Action {
     },
     /// The policy itself is not here: its transforms may hold credentials.
     PolicyChanged {
-        profile: Option<Text>,
         rules: u32,
+        /// The number of the event in the ledger it is taken from, here and below.
+        event: i64,
     },
     SandboxCreated {
         template: Text,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<SandboxId>,
+        event: i64,
     },
     SandboxKilled {
         reason: Text,
+        event: i64,
     },
     SnapshotTaken {
         snapshot: Text,
@@ -170,12 +190,45 @@ pub enum Action {
 }
 
 impl Action {
+    /// All names, for those who write filters.
+    pub const NAMES: [&'static str; 17] = [
+        "connection_opened",
+        "connection_allowed",
+        "connection_denied",
+        "name_denied",
+        "denials_summed",
+        "secret_used",
+        "secret_created",
+        "secret_changed",
+        "secret_deleted",
+        "token_issued",
+        "signing_key_rotated",
+        "policy_changed",
+        "sandbox_created",
+        "sandbox_killed",
+        "snapshot_taken",
+        "log_repaired",
+        "entries_lost",
+    ];
+
+    /// The event of the ledger it tells of, if it is taken from one.
+    pub const fn event(&self) -> Option<i64> {
+        match self {
+            Self::PolicyChanged { event, .. }
+            | Self::SandboxCreated { event, .. }
+            | Self::SandboxKilled { event, .. } => Some(*event),
+            _ => None,
+        }
+    }
+
     /// The wire name, as filters know it.
     pub const fn name(&self) -> &'static str {
         match self {
+            Self::ConnectionOpened { .. } => "connection_opened",
             Self::ConnectionAllowed { .. } => "connection_allowed",
             Self::ConnectionDenied { .. } => "connection_denied",
             Self::NameDenied { .. } => "name_denied",
+            Self::DenialsSummed { .. } => "denials_summed",
             Self::SecretUsed { .. } => "secret_used",
             Self::SecretCreated { .. } => "secret_created",
             Self::SecretChanged { .. } => "secret_changed",
@@ -210,10 +263,14 @@ mod tests {
             Action::NameDenied { host: "a".into() },
             Action::SigningKeyRotated { kid: "k".into() },
             Action::EntriesLost { count: 1 },
-            Action::SandboxKilled { reason: "r".into() },
+            Action::SandboxKilled {
+                reason: "r".into(),
+                event: 7,
+            },
         ] {
             let wire = serde_json::to_value(&action).unwrap();
             assert_eq!(wire["action"], action.name());
+            assert!(Action::NAMES.contains(&action.name()));
         }
     }
 }

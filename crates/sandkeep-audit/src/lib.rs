@@ -18,4 +18,4 @@ pub use audit::{Audit, AuditConfig};
 pub use entry::{Action, Actor, Entry, Text};
 pub use line::{Hash, Head, Record};
 pub use read::{Filter, Order, Reader, read};
-pub use verify::{Broken, Verdict, verify};
+pub use verify::{Broken, Verdict, verify, verify_file};

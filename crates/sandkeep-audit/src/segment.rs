@@ -8,6 +8,11 @@ use std::{
 
 use sandkeep_model::{Error, Result};
 
+use crate::{
+    line::parse,
+    scan::{Forward, Line},
+};
+
 const PREFIX: &str = "audit-";
 const SUFFIX: &str = ".jsonl";
 const DIGITS: usize = 20;
@@ -24,6 +29,24 @@ impl Segment {
             first,
             path: dir.join(format!("{PREFIX}{first:0DIGITS$}{SUFFIX}")),
         }
+    }
+
+    /// A file by itself. Under another name than ours it begins wherever it begins.
+    pub fn alone(path: &Path) -> Result<Self> {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let mut segment = Self {
+            first: name.and_then(number).unwrap_or(0),
+            path: path.to_owned(),
+        };
+        if segment.first == 0
+            && let Some(Line::Whole(line)) = Forward::new(segment.open_to_read()?)
+                .next()
+                .map_err(|error| segment.doing("reading", error))?
+            && let Ok(record) = parse(&line)
+        {
+            segment.first = record.seq;
+        }
+        Ok(segment)
     }
 
     /// All segments, oldest first.
@@ -43,7 +66,8 @@ impl Segment {
     }
 
     pub fn name(&self) -> String {
-        format!("{PREFIX}{:0DIGITS$}{SUFFIX}", self.first)
+        let name = self.path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
     }
 
     pub fn open_to_read(&self) -> Result<File> {

@@ -48,17 +48,17 @@ pub fn verify(dir: &Path, head: Option<&Head>) -> Result<Verdict> {
     verify_files(dir, head)
 }
 
+/// Checks one file of a log by itself, wherever it was moved to. What comes before its first
+/// line is not known, so only the chain within it is checked.
+pub fn verify_file(path: &Path) -> Result<Verdict> {
+    let segment = Segment::alone(path)?;
+    let mut walk = Walk::new(None);
+    walk.segment(&segment, true)?;
+    Ok(walk.verdict)
+}
+
 pub(crate) fn verify_files(dir: &Path, expected: Option<&Head>) -> Result<Verdict> {
-    let mut walk = Walk {
-        expected,
-        verdict: Verdict {
-            entries: 0,
-            first: None,
-            head: None,
-            unfinished_bytes: 0,
-            broken: None,
-        },
-    };
+    let mut walk = Walk::new(expected);
     let segments = Segment::list(dir)?;
     for (index, segment) in segments.iter().enumerate() {
         let is_last = index + 1 == segments.len();
@@ -88,7 +88,20 @@ struct Walk<'a> {
     verdict: Verdict,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
+    const fn new(expected: Option<&'a Head>) -> Self {
+        Self {
+            expected,
+            verdict: Verdict {
+                entries: 0,
+                first: None,
+                head: None,
+                unfinished_bytes: 0,
+                broken: None,
+            },
+        }
+    }
+
     fn segment(&mut self, segment: &Segment, is_last: bool) -> Result<()> {
         let mut lines = Forward::new(segment.open_to_read()?);
         let mut number = 0;

@@ -7,7 +7,7 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use common::denied;
 use sandkeep_audit::{
-    Action, Actor, Audit, AuditConfig, Entry, Filter, Order, Record, read, verify,
+    Action, Actor, Audit, AuditConfig, Entry, Filter, Order, Record, read, verify, verify_file,
 };
 use sandkeep_model::{Code, SandboxId, Timestamp};
 
@@ -447,4 +447,51 @@ async fn everything_is_durable_when_the_last_handle_is_gone() {
     }
     drop(audit);
     assert_eq!(all(&room, Filter::default()).len(), 500);
+}
+
+#[tokio::test]
+async fn what_waits_for_its_turn_is_never_lost() {
+    let room = room();
+    let id = SandboxId::random();
+    let config = AuditConfig {
+        queue: 2,
+        ..AuditConfig::default()
+    };
+    let audit = Audit::open_with(&room.path, config).unwrap();
+    for number in 0..500 {
+        audit.record_in_turn(denied(&id, &format!("n{number}.test")));
+    }
+    let written = async {
+        while audit.head().seq < 500 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), written)
+        .await
+        .unwrap();
+    audit.room().await;
+    let found = all(&room, Filter::default());
+    assert_eq!(found.len(), 500);
+    assert!(audit.healthy());
+}
+
+#[tokio::test]
+async fn one_file_is_checked_by_itself() {
+    let room = room();
+    let id = SandboxId::random();
+    let audit = Audit::open_with(&room.path, small()).unwrap();
+    for _ in 0..30 {
+        audit.append(denied(&id, "evil.test")).await.unwrap();
+    }
+    drop(audit);
+    let moved = room.path.join("second.txt");
+    fs::copy(&files(&room)[1], &moved).unwrap();
+    let verdict = verify_file(&moved).unwrap();
+    assert!(verdict.is_sound(), "{verdict:?}");
+    assert!(verdict.first.unwrap() > 1);
+    let text = fs::read_to_string(&moved).unwrap();
+    fs::write(&moved, text.replacen("evil.test", "good.test", 1)).unwrap();
+    let broken = verify_file(&moved).unwrap().broken.unwrap();
+    assert_eq!((broken.segment.as_str(), broken.line), ("second.txt", 1));
+    assert!(verify_file(&room.path.join("none")).is_err());
 }
