@@ -47,25 +47,20 @@ const TRANSPORT_HEADER: u32 = 2;
 const REJECT_ICMPX: u32 = 2;
 const ADMIN_PROHIBITED: u8 = 3;
 
-/// Writes the rules into the namespace of this thread, in the place of older ones of ours.
+/// Writes the rules into the namespace of this thread, in the place of older ones that a server
+/// before this one may have left. All of it is one transaction: there is no moment without rules.
 pub fn install(port: u16) -> io::Result<()> {
-    match batch(port, false).send(libc::NETLINK_NETFILTER) {
-        // A server before this one left its rules. Both steps are one transaction: there is no
-        // moment without rules.
-        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
-            batch(port, true).send(libc::NETLINK_NETFILTER)
-        }
-        other => other,
-    }
+    batch(port).send(libc::NETLINK_NETFILTER)
 }
 
-fn batch(port: u16, replace: bool) -> Messages {
+fn batch(port: u16) -> Messages {
     let mut messages = Messages::default();
     let boundary = [0, 0, 0, u8::try_from(SUBSYSTEM).expect("it is ten")];
     messages.begin(BATCH_BEGIN, 0, &boundary);
-    if replace {
-        table(&mut messages, DELETE_TABLE, 0);
-    }
+    // Made if it is not there, so that deleting it can not fail: a transaction that is broken off
+    // costs the kernel tens of milliseconds.
+    table(&mut messages, NEW_TABLE, CREATE);
+    table(&mut messages, DELETE_TABLE, 0);
     table(&mut messages, NEW_TABLE, CREATE | EXCLUSIVE);
     chain(&mut messages, DIVERT, "nat", -100);
     chain(&mut messages, CLOSE, "filter", 0);
