@@ -63,7 +63,7 @@ impl Core {
     pub async fn open(self: &Arc<Self>) -> Result<()> {
         meters::describe();
         let (adopted, ()) = tokio::join!(self.adopt(), self.levels.look());
-        adopted?;
+        self.tasks.spawn(Arc::clone(self).reattach(adopted?));
         for ward in self.levels.wards() {
             if let Some(events) = ward.events() {
                 self.tasks.spawn(Arc::clone(self).listen(events));

@@ -33,7 +33,11 @@ impl Core {
                     .collect()
                     .await;
                 let done = count - waiting.len();
-                tracing::info!(done, waiting = waiting.len(), "adopted boxes have their network again");
+                tracing::info!(
+                    done,
+                    waiting = waiting.len(),
+                    "adopted boxes have their network again"
+                );
                 if waiting.is_empty() {
                     return;
                 }
