@@ -172,7 +172,10 @@ impl Core {
                     let _slot = slot;
                     let still_due =
                         |sandbox: &Sandbox| sandbox.end_at.is_some_and(Timestamp::has_passed);
-                    if let Err(error) = core.stop_if(&entry, GoneReason::Expired, still_due).await {
+                    if let Err(error) = core
+                        .stop_if(&entry, GoneReason::Expired, None, still_due)
+                        .await
+                    {
                         tracing::debug!(id = %entry.id, %error, "expiring a box");
                     }
                 });

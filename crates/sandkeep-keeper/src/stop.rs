@@ -12,14 +12,15 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 impl Core {
     /// Ends a box and waits until nothing is left of it. `NotFound` when somebody else did.
     pub async fn stop(&self, entry: &Arc<Entry>, why: GoneReason) -> Result<()> {
-        self.stop_if(entry, why, |_| true).await
+        self.stop_if(entry, why, None, |_| true).await
     }
 
-    /// Like [`Core::stop`], if `wanted` still says so when its turn has come.
+    /// Like [`Core::stop`], if `wanted` still says so when its turn has come. `by` is who asked.
     pub async fn stop_if(
         &self,
         entry: &Arc<Entry>,
         why: GoneReason,
+        by: Option<&str>,
         wanted: impl FnOnce(&Sandbox) -> bool + Send,
     ) -> Result<()> {
         let _turn = entry.turn.lock().await;
@@ -31,16 +32,16 @@ impl Core {
                 if !entry.with(wanted) {
                     return Ok(());
                 }
-                self.begin_stop(entry, from, why).await;
+                self.begin_stop(entry, from, why, by).await;
             }
         }
         self.clear_away(entry).await
     }
 
-    async fn begin_stop(&self, entry: &Entry, from: State, why: GoneReason) {
+    async fn begin_stop(&self, entry: &Entry, from: State, why: GoneReason, by: Option<&str>) {
         let mut written = false;
         if !entry.pooled() {
-            match self.store.begin_stop(&entry.id, from, &why).await {
+            match self.store.begin_stop(&entry.id, from, &why, by).await {
                 Ok(done) => written = done.is_some(),
                 // Ending boxes is how room is made on a full disk: go on without the ledger,
                 // it hears of it at the end.
@@ -131,7 +132,8 @@ impl Core {
         }
         let why = entry.with(|sandbox| sandbox.gone.clone());
         let why = why.unwrap_or(GoneReason::Killed);
-        match self.store.begin_stop(&entry.id, written, &why).await {
+        // Who asked is forgotten by now if the first try did not reach the ledger.
+        match self.store.begin_stop(&entry.id, written, &why, None).await {
             Ok(Some(_)) => entry.ending(why, true),
             Ok(None) => {}
             Err(error) => tracing::warn!(id = %entry.id, %error, "telling the ledger"),

@@ -6,9 +6,11 @@ mod support;
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use sandkeep_keeper::EgressWish;
+use sandkeep_moat::{Moat, MoatConfig, policy::Policy};
 use sandkeep_model::{Expiry, GoneReason, Sandbox, SandboxId, State};
 use sandkeep_ward::Ward;
-use support::{World, agent, request, story, until};
+use support::{NETWORK_PERMITS, World, agent, request, story, until};
 
 /// Runs `work` in a server that is then ended the hard way: nothing is awaited.
 fn in_a_server_that_dies<T: Send + 'static>(
@@ -131,7 +133,7 @@ fn an_end_that_was_begun_is_finished() {
         let made = create(world, Expiry::Never).await;
         let store = sandkeep_store::Store::open(world.ledger()).await.unwrap();
         store
-            .begin_stop(&made.id, State::Running, &GoneReason::Expired)
+            .begin_stop(&made.id, State::Running, &GoneReason::Expired, None)
             .await
             .unwrap()
             .unwrap();
@@ -220,6 +222,90 @@ fn many_boxes_are_found_again() {
         assert_eq!(keeper.report().await.boxes, 40);
         for id in &made {
             assert_eq!(keeper.get(id).await.unwrap().state, State::Running);
+            keeper.kill(id, GoneReason::Killed).await.unwrap();
+        }
+        world.assert_empty().await;
+    });
+}
+
+/// Whether a connection from the network of this box is taken up by anybody.
+async fn is_heard(world: &World, id: &SandboxId) -> bool {
+    let network = world.ward.network(id);
+    let dialled = tokio::task::spawn_blocking(move || {
+        let thread = std::thread::spawn(move || {
+            rustix::thread::move_into_link_name_space(
+                std::os::fd::AsFd::as_fd(&*network),
+                Some(rustix::thread::LinkNameSpaceType::Network),
+            )
+            .unwrap();
+            std::net::TcpStream::connect("203.0.113.10:80").is_ok()
+        });
+        thread.join().unwrap()
+    });
+    dialled.await.unwrap()
+}
+
+fn dig_a_moat(world: &mut World) {
+    world.config.network.moat = Some(Moat::new(MoatConfig::default()));
+}
+
+#[test]
+fn the_server_is_there_before_the_networks_of_its_boxes() {
+    let mut world = new_world();
+    dig_a_moat(&mut world);
+    let boxes = in_a_server_that_dies(&world, async |world| {
+        let keeper = world.keeper().await;
+        let mut boxes = Vec::new();
+        for _ in 0..4 {
+            boxes.push(keeper.create(request()).await.unwrap().id);
+        }
+        assert!(is_heard(world, &boxes[0]).await);
+        boxes
+    });
+    let [plain, changed, killed, unlucky] = boxes.try_into().unwrap();
+    dig_a_moat(&mut world);
+    on_a_new_server(&mut world, async |world| {
+        let shut = world.ward.network_gate.acquire_many(NETWORK_PERMITS);
+        let shut = shut.await.unwrap();
+        // It opens although nobody got a network yet.
+        let keeper = world.keeper().await;
+        assert!(keeper.get(&plain).await.is_ok());
+        for id in [&plain, &changed, &killed, &unlucky] {
+            assert!(!is_heard(world, id).await);
+        }
+        // What is asked meanwhile waits for its turn, and comes out right.
+        let wish = EgressWish {
+            policy: Some(Policy::open()),
+            ..EgressWish::default()
+        };
+        let change = keeper.set_network(&changed, wish, None);
+        let kill = keeper.kill(&killed, GoneReason::Killed);
+        let open = async {
+            tokio::task::yield_now().await;
+            // One of them fails at first.
+            world.ward.faults.netns.store(1, Ordering::SeqCst);
+            drop(shut);
+        };
+        let (change, kill, ()) = tokio::join!(change, kill, open);
+        kill.unwrap();
+        // The failure may have met the change of policy, which then says so.
+        if change.is_err() {
+            let wish = EgressWish {
+                policy: Some(Policy::open()),
+                ..EgressWish::default()
+            };
+            keeper.set_network(&changed, wish, None).await.unwrap();
+        }
+        for id in [&plain, &changed, &unlucky] {
+            until("it has its network again", async || {
+                is_heard(world, id).await.then_some(())
+            })
+            .await;
+        }
+        assert!(!is_heard(world, &killed).await);
+        let network = keeper.network(&changed).await.unwrap();
+        assert_eq!(network.policy, Policy::open());
+        for id in [&plain, &changed, &unlucky] {
             keeper.kill(id, GoneReason::Killed).await.unwrap();
         }
         world.assert_empty().await;

@@ -51,6 +51,15 @@ pub trait Hooks: Send + Sync {
 
     /// The first time something is refused and then at each doubling of its count.
     fn denial(&self, id: &SandboxId, denial: &Denial);
+
+    /// Every refusal by itself, also what [`Hooks::denial`] is not told of.
+    fn refused(&self, _id: &SandboxId, _denial: &Denial) {}
+
+    /// Waited for before a connection is looked at: a log that can not keep up holds new
+    /// connections back here. `None`: there is room.
+    fn room(&self) -> Option<BoxFuture<'_, ()>> {
+        None
+    }
 }
 
 /// Nobody listens.

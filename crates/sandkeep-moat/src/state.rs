@@ -145,6 +145,7 @@ impl BoxState {
             last: now,
             count: 1,
         };
+        self.shared.hooks.refused(&self.id, &denial);
         let report = lock(&self.denials).add(denial);
         if let Some(denial) = report {
             tracing::debug!(box_id = %self.id, host = %denial.host, port = denial.port, why = %denial.why, "refused");

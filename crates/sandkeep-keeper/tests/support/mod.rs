@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use bare::{BareWard, runs};
+pub use bare::{BareWard, NETWORK_PERMITS, runs};
 use sandkeep_agent_client::Agent;
 use sandkeep_keeper::{Keeper, KeeperConfig, Limiting, NetworkConfig, PoolConfig};
 use sandkeep_model::{
@@ -94,7 +94,7 @@ impl World {
 
     /// What a new server process would have: a ward that knows nothing.
     pub fn forget_ward(&mut self) {
-        self.ward = BareWard::new(&self.dir.path().join("ward"));
+        self.ward = BareWard::after(&self.ward);
     }
 
     /// Nothing of any box is left: no process, no disk.
@@ -150,7 +150,9 @@ pub fn request() -> CreateSandbox {
         on_timeout: OnTimeout::Kill,
         env: BTreeMap::from([("COLOUR".to_owned(), "blue".to_owned())]),
         metadata: BTreeMap::new(),
+        identity: sandkeep_model::Identity::default(),
         idempotency_key: None,
+        by: None,
     }
 }
 

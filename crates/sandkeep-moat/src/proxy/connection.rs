@@ -123,6 +123,10 @@ pub(super) enum End {
 
 impl Connection {
     async fn run(mut self, policy: &Policy) -> End {
+        let shared = Arc::clone(&self.state.shared);
+        if let Some(room) = shared.hooks.room() {
+            room.await;
+        }
         if let Some(place) = self.place() {
             return self.inside(place).await;
         }
