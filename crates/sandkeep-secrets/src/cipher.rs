@@ -2,7 +2,7 @@
 
 use aws_lc_rs::{
     aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey},
-    digest,
+    digest, hkdf,
 };
 use sandkeep_model::{Error, Result, Secret};
 use zeroize::{Zeroize as _, Zeroizing};
@@ -13,6 +13,7 @@ pub(crate) struct Cipher {
     key: RandomizedNonceKey,
     /// Tells keys apart without telling anything of them.
     pub key_id: String,
+    subkeys: hkdf::Prk,
 }
 
 /// A value nobody can read without the key.
@@ -30,7 +31,19 @@ impl Cipher {
             key_id: hex(&named.finish().as_ref()[..8]),
             key: RandomizedNonceKey::new(&AES_256_GCM, key.as_ref())
                 .map_err(|_| Error::internal("the secrets key has the wrong length"))?,
+            subkeys: hkdf::Salt::new(hkdf::HKDF_SHA256, b"sandkeep secrets subkeys")
+                .extract(key.as_ref()),
         })
+    }
+
+    /// The same for the same key and purpose; from it nobody gets to the key or another one.
+    pub fn subkey(&self, purpose: &str) -> Result<Secret> {
+        let mut bytes = Zeroizing::new([0_u8; 32]);
+        self.subkeys
+            .expand(&[purpose.as_bytes()], hkdf::HKDF_SHA256)
+            .and_then(|key| key.fill(bytes.as_mut_slice()))
+            .map_err(|_| Error::internal("deriving a key failed"))?;
+        Ok(Secret::new(hex(bytes.as_slice())))
     }
 
     pub fn seal(&self, secret: &Secret, beside: &[u8]) -> Result<Sealed> {

@@ -2,6 +2,7 @@
 //! the API, and revealed to one place only, the proxy at the edge.
 
 mod cipher;
+mod inline;
 mod key;
 mod record;
 mod store;

@@ -11,7 +11,12 @@ use sandkeep_model::{
     Code, Error, Result, Secret, SecretName, Timestamp, check_metadata, random_token,
 };
 
-use crate::{KeySource, SecretInfo, cipher::Cipher, record::StoredSecret};
+use crate::{
+    KeySource, SecretInfo,
+    cipher::Cipher,
+    inline::{is_inline, refuse_inline},
+    record::StoredSecret,
+};
 
 const SUFFIX: &str = ".json";
 pub(crate) const MAX_VALUE_BYTES: usize = 64 * 1024;
@@ -82,6 +87,16 @@ impl SecretStore {
         secret: &Secret,
         metadata: BTreeMap<String, String>,
     ) -> Result<SecretInfo> {
+        refuse_inline(&name)?;
+        self.create_any(name, secret, metadata)
+    }
+
+    pub(crate) fn create_any(
+        &self,
+        name: SecretName,
+        secret: &Secret,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<SecretInfo> {
         check_value(secret)?;
         check_metadata(&metadata)?;
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,12 +162,23 @@ impl SecretStore {
             .ok_or_else(|| unknown(name))
     }
 
-    /// All of them, by name.
+    /// All that somebody named, by name.
     pub fn infos(&self) -> Vec<SecretInfo> {
+        self.infos_of(|info| !is_inline(&info.name))
+    }
+
+    pub(crate) fn infos_of(&self, wanted: impl Fn(&SecretInfo) -> bool) -> Vec<SecretInfo> {
         self.read()
             .values()
-            .map(|stored| stored.info.clone())
+            .map(|stored| &stored.info)
+            .filter(|info| wanted(info))
+            .cloned()
             .collect()
+    }
+
+    /// A secret for another purpose that lives and dies with the key of this store.
+    pub fn subkey(&self, purpose: &str) -> Result<Secret> {
+        self.cipher.subkey(purpose)
     }
 
     /// The value. Only for the proxy at the edge: nothing that answers a client may call it.

@@ -252,3 +252,36 @@ fn one_server_at_a_time() {
         Code::Conflict
     );
 }
+
+#[test]
+fn values_without_a_name_are_kept_until_nobody_needs_them() {
+    let room = room();
+    let store = room.open();
+    let value = Secret::new(CANARY);
+    let name = store.keep_inline(&value).unwrap();
+    assert_eq!(store.keep_inline(&value).unwrap(), name);
+    assert_ne!(store.keep_inline(&Secret::new("another")).unwrap(), name);
+    assert!(store.infos().is_empty(), "they are nobody's");
+    let refused = store.create(name.clone(), &value, BTreeMap::new());
+    assert_eq!(refused.unwrap_err().field.as_deref(), Some("name"));
+    drop(store);
+    let store = room.open();
+    assert_eq!(store.reveal(&name).unwrap(), value);
+    let later = Timestamp::from_millis(Timestamp::now().millis() + 60_000);
+    let in_use = [name.clone()].into();
+    assert_eq!(store.sweep_inline(&in_use, Timestamp::from_millis(0)), 0);
+    assert_eq!(store.sweep_inline(&in_use, later), 1);
+    assert_eq!(store.sweep_inline(&Default::default(), later), 1);
+    assert!(store.reveal(&name).is_err());
+}
+
+#[test]
+fn subkeys_are_of_the_key_and_the_purpose() {
+    let room = room();
+    let store = room.open();
+    let one = store.subkey("one").unwrap();
+    assert_ne!(one, store.subkey("two").unwrap());
+    drop(store);
+    assert_eq!(room.open().subkey("one").unwrap(), one);
+    assert_ne!(self::room().open().subkey("one").unwrap(), one);
+}
