@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sandkeep_model::{Error, Result, SandboxId, TemplateName, Timestamp};
+use sandkeep_model::{Error, NamedTokens, Result, Sandbox, SandboxId, TemplateName, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::{Audience, Label, Scopes};
@@ -54,7 +54,27 @@ pub struct BoxIdentity {
     /// The box this one was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<SandboxId>,
+    /// Tokens that can be asked for by a name.
+    #[serde(default, skip_serializing_if = "NamedTokens::is_empty")]
+    pub tokens: NamedTokens,
     pub created: Timestamp,
+}
+
+impl From<&Sandbox> for BoxIdentity {
+    fn from(sandbox: &Sandbox) -> Self {
+        let said = &sandbox.identity;
+        Self {
+            sandbox: sandbox.id.clone(),
+            template: sandbox.template.clone(),
+            org: said.org.clone(),
+            task: said.task.clone(),
+            scopes: said.scopes.clone(),
+            parent: said.parent.clone(),
+            tokens: said.tokens.clone(),
+            // What it was while it waited in the pool is nobody's business.
+            created: sandbox.started_at,
+        }
+    }
 }
 
 /// A token that was checked, or is to be made.

@@ -3,6 +3,7 @@
 use std::{
     path::Path,
     sync::{PoisonError, RwLock, RwLockReadGuard},
+    time::Duration,
 };
 
 use jsonwebtoken::{Header, Validation, decode, decode_header, encode, errors::ErrorKind};
@@ -31,6 +32,15 @@ pub struct IssuerConfig {
 #[derive(Debug, Clone)]
 pub struct Minted {
     pub token: Secret,
+    pub jti: String,
+    pub expires: Timestamp,
+}
+
+/// A token that was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verified {
+    pub claims: Claims,
+    pub subject: String,
     pub jti: String,
     pub expires: Timestamp,
 }
@@ -96,18 +106,19 @@ impl Issuer {
         })
     }
 
-    /// Checks a token that box `expected` presents to us.
+    /// Checks a token that was presented to us, by box `expected` if that is known.
     ///
     /// `is_alive` tells whether a box still exists: its tokens end with it.
     pub fn verify(
         &self,
         token: &str,
         audience: &Audience,
-        expected: &SandboxId,
+        expected: Option<&SandboxId>,
         is_alive: impl Fn(&SandboxId) -> bool,
-    ) -> Result<Claims> {
+    ) -> Result<Verified> {
         let payload = self.read(token, audience)?;
-        if payload.sub != self.subject(&payload.sandbox) || payload.sandbox != *expected {
+        let another = expected.is_some_and(|expected| payload.sandbox != *expected);
+        if another || payload.sub != self.subject(&payload.sandbox) {
             return Err(
                 Error::new(Code::PermissionDenied, "this token belongs to another box")
                     .hint("each box asks for tokens of its own, also after a fork"),
@@ -116,7 +127,14 @@ impl Issuer {
         if !is_alive(&payload.sandbox) {
             return Err(refused("the box this token belongs to is gone"));
         }
-        payload.into_claims()
+        Ok(Verified {
+            subject: payload.sub.clone(),
+            jti: payload.jti.clone(),
+            expires: Timestamp::from_millis(
+                i64::try_from(payload.exp.saturating_mul(1000)).unwrap_or(i64::MAX),
+            ),
+            claims: payload.into_claims()?,
+        })
     }
 
     /// Signature, issuer, audience and time.
@@ -157,6 +175,15 @@ impl Issuer {
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .rotate(self.config.algorithm, Timestamp::now())
+    }
+
+    /// Rotates if the signing key has signed for this long. Returns the id of the new key.
+    pub fn rotate_when_older(&self, age: Duration) -> Result<Option<String>> {
+        let made = self.keys().signing()?.created;
+        if made.plus(age) > Timestamp::now() {
+            return Ok(None);
+        }
+        self.rotate().map(Some)
     }
 
     /// The key set, as served at `/.well-known/jwks.json`.

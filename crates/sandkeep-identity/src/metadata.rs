@@ -28,6 +28,7 @@ Metadata of this Sandkeep box.
   PUT /v1/session               a session token; header X-Sandkeep-Metadata-Ttl-Seconds: 1 to 21600
   GET /v1/identity              who this box is, as JSON
   GET /v1/token?audience=URL    a signed token (JWT) for that audience, good for 15 minutes
+  GET /v1/token?name=NAME       the same, for the audience this box was given under that name
   GET /why?host=NAME            whether this box may reach NAME, and why not
   GET /policy                   what this box may reach
   GET /denials                  what was refused of late
@@ -42,6 +43,8 @@ Identity and token need the header X-Sandkeep-Metadata-Token with the session to
 pub trait Source {
     /// The identity document.
     fn identity(&self) -> Result<Value>;
+    /// Whom the token of this name is for.
+    fn named(&self, name: &str) -> Option<Audience>;
     /// A new token for this audience, with the issue of it on record.
     fn token(&self, audience: &Audience) -> Result<Secret>;
 }
@@ -188,12 +191,18 @@ fn start_session(
 }
 
 fn issue(context: &MetadataContext<'_>, request: &Request<'_>, now: Timestamp) -> Result<Response> {
-    let audience: Audience = parameter(request.query.unwrap_or_default(), "audience")?
-        .ok_or_else(|| {
-            Error::invalid("audience", "a token is always for somebody")
-                .hint("ask for /v1/token?audience=https://the-service.example.org")
-        })?
-        .parse()?;
+    let query = request.query.unwrap_or_default();
+    let audience = match (parameter(query, "audience")?, parameter(query, "name")?) {
+        (Some(audience), None) => audience.parse()?,
+        (None, Some(name)) => context.source.named(&name).ok_or_else(|| {
+            Error::not_found("this box has no token of that name")
+                .hint("the identity document lists those it has")
+        })?,
+        _ => {
+            return Err(Error::invalid("audience", "a token is always for somebody")
+                .hint("ask for /v1/token?audience=https://the-service.example.org"));
+        }
+    };
     if !context.sessions.may_mint(now) {
         return Err(Error::new(
             Code::ResourceExhausted,

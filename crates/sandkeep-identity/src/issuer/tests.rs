@@ -66,9 +66,20 @@ fn minted_and_verified_with_each_algorithm() {
         let minted = room.issuer.mint(&made).unwrap();
         let read = room
             .issuer
-            .verify(minted.token.expose(), &audience(), &made.sandbox, alive)
+            .verify(
+                minted.token.expose(),
+                &audience(),
+                Some(&made.sandbox),
+                alive,
+            )
             .unwrap();
-        assert_eq!(read, made);
+        assert_eq!(read.claims, made);
+        assert_eq!(read.jti, minted.jti);
+        assert_eq!(read.expires.seconds(), minted.expires.seconds());
+        let anybody = room
+            .issuer
+            .verify(minted.token.expose(), &audience(), None, alive);
+        assert_eq!(anybody.unwrap(), read);
     }
 }
 
@@ -138,7 +149,12 @@ fn a_token_of_one_box_is_refused_from_another() {
     let token = room.issuer.mint(&claims()).unwrap().token;
     let error = room
         .issuer
-        .verify(token.expose(), &audience(), &SandboxId::random(), alive)
+        .verify(
+            token.expose(),
+            &audience(),
+            Some(&SandboxId::random()),
+            alive,
+        )
         .unwrap_err();
     assert_eq!(error.code, Code::PermissionDenied);
 }
@@ -150,7 +166,7 @@ fn a_token_ends_with_its_box() {
     let token = room.issuer.mint(&made).unwrap().token;
     let error = room
         .issuer
-        .verify(token.expose(), &audience(), &made.sandbox, |_| false)
+        .verify(token.expose(), &audience(), Some(&made.sandbox), |_| false)
         .unwrap_err();
     assert!(error.message.contains("gone"), "{error}");
 }
@@ -161,7 +177,7 @@ fn wrong_audience_expired_and_early_are_refused() {
     let made = claims();
     let check = |token: &Secret, audience: &Audience| {
         room.issuer
-            .verify(token.expose(), audience, &made.sandbox, alive)
+            .verify(token.expose(), audience, Some(&made.sandbox), alive)
             .unwrap_err()
             .message
     };
@@ -186,7 +202,7 @@ fn another_issuers_token_is_refused() {
     let token = theirs.issuer.mint(&made).unwrap().token;
     let error = ours
         .issuer
-        .verify(token.expose(), &audience(), &made.sandbox, alive)
+        .verify(token.expose(), &audience(), Some(&made.sandbox), alive)
         .unwrap_err();
     assert!(error.message.contains("unknown"), "{error}");
 }
@@ -241,7 +257,7 @@ fn algorithm_confusion_is_refused() {
         for forgery in forgeries {
             let verdict = room
                 .issuer
-                .verify(&forgery, &audience(), &made.sandbox, alive);
+                .verify(&forgery, &audience(), Some(&made.sandbox), alive);
             assert_eq!(
                 verdict.unwrap_err().code,
                 Code::Unauthenticated,
@@ -272,7 +288,7 @@ fn a_key_that_comes_with_the_token_is_not_used() {
     let token = encode(&header, &payload, &evil.signs).unwrap();
     assert!(
         ours.issuer
-            .verify(&token, &audience(), &made.sandbox, alive)
+            .verify(&token, &audience(), Some(&made.sandbox), alive)
             .is_err()
     );
 }
@@ -289,7 +305,9 @@ fn a_change_of_any_byte_of_a_token_is_noticed() {
             let Ok(text) = String::from_utf8(bytes) else {
                 continue;
             };
-            let verdict = room.issuer.verify(&text, &audience(), &made.sandbox, alive);
+            let verdict = room
+                .issuer
+                .verify(&text, &audience(), Some(&made.sandbox), alive);
             assert!(verdict.is_err(), "byte {at} changed by {change}");
         }
     }
@@ -297,14 +315,14 @@ fn a_change_of_any_byte_of_a_token_is_noticed() {
         let cut = &token.expose()[..end];
         assert!(
             room.issuer
-                .verify(cut, &audience(), &made.sandbox, alive)
+                .verify(cut, &audience(), Some(&made.sandbox), alive)
                 .is_err()
         );
     }
     let long = "a".repeat(MAX_TOKEN_BYTES + 1);
     assert!(
         room.issuer
-            .verify(&long, &audience(), &made.sandbox, alive)
+            .verify(&long, &audience(), Some(&made.sandbox), alive)
             .is_err()
     );
 }
@@ -334,10 +352,14 @@ fn tokens_outlive_a_rotation_and_a_restart() {
     let issuer = open();
     for token in [before, after] {
         issuer
-            .verify(token.expose(), &audience(), &made.sandbox, alive)
+            .verify(token.expose(), &audience(), Some(&made.sandbox), alive)
             .unwrap();
     }
     assert_eq!(issuer.jwks()["keys"].as_array().unwrap().len(), 2);
+    let hour = Duration::from_secs(3600);
+    assert_eq!(issuer.rotate_when_older(hour).unwrap(), None);
+    assert!(issuer.rotate_when_older(Duration::ZERO).unwrap().is_some());
+    assert_eq!(issuer.jwks()["keys"].as_array().unwrap().len(), 3);
 }
 
 #[test]

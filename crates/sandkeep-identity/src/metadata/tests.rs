@@ -19,6 +19,10 @@ impl Source for RealBox {
         serde_json::to_value(&self.identity).map_err(|error| Error::internal(error.to_string()))
     }
 
+    fn named(&self, name: &str) -> Option<Audience> {
+        self.identity.tokens.audience(name).cloned()
+    }
+
     fn token(&self, audience: &Audience) -> Result<Secret> {
         self.asked.borrow_mut().push(audience.to_string());
         if audience.as_str() == "broken" {
@@ -51,6 +55,7 @@ impl RealBox {
                 task: None,
                 scopes: Default::default(),
                 parent: None,
+                tokens: serde_json::from_value(json!({"vault": "https://vault.test"})).unwrap(),
                 created: Timestamp::now(),
             },
             sessions: Sessions::new(),
@@ -122,12 +127,12 @@ fn the_two_steps() {
         .verify(
             &response.body,
             &"https://vault.test".parse().unwrap(),
-            &room.identity.sandbox,
+            Some(&room.identity.sandbox),
             |_| true,
         )
         .unwrap();
     assert_eq!(
-        read,
+        read.claims,
         Claims::of(&room.identity, "https://vault.test".parse().unwrap())
     );
     assert!(
@@ -345,4 +350,24 @@ fn tokens_are_not_printed() {
         &[("X-Sandkeep-Metadata-Ttl-Seconds", "600")],
     );
     assert!(!format!("{response:?}").contains(&response.body));
+}
+
+#[test]
+fn a_token_is_asked_for_by_its_name_too() {
+    let room = RealBox::new();
+    let session = room.sessions.start(60, Timestamp::now()).unwrap();
+    let headers = [("x-sandkeep-metadata-token", session.expose())];
+    let response = room.ask("GET", "/v1/token?name=vault", &headers);
+    assert_eq!(response.status, 200, "{}", response.body);
+    assert_eq!(*room.asked.borrow(), ["https://vault.test"]);
+    for (query, status) in [
+        ("name=other", 404),
+        ("name=vault&audience=x", 400),
+        ("name=a&name=b", 400),
+        ("", 400),
+    ] {
+        let response = room.ask("GET", &format!("/v1/token?{query}"), &headers);
+        assert_eq!(response.status, status, "{query}");
+    }
+    assert_eq!(room.asked.borrow().len(), 1);
 }
