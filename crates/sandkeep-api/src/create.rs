@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use http::HeaderMap;
-use sandkeep_keeper::Keeper;
-use sandkeep_moat::policy::Policy;
+use sandkeep_keeper::{EgressWish, Keeper};
 use sandkeep_model::{CreateSandbox, Error, Expiry, GoneReason, Result, Sandbox};
 use tokio::sync::oneshot;
 
@@ -17,7 +16,7 @@ const MAX_TIMEOUT_SECONDS: u64 = 10 * 365 * 24 * 3600;
 pub(crate) async fn create(
     keeper: &Keeper,
     request: CreateSandbox,
-    network: Option<Policy>,
+    network: EgressWish,
 ) -> Result<Sandbox> {
     let (tell, told) = oneshot::channel();
     let keeper = keeper.clone();

@@ -15,6 +15,7 @@ mod network;
 mod openapi;
 mod query;
 mod router;
+mod secrets;
 mod state;
 mod v1;
 

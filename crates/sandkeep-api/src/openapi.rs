@@ -28,6 +28,7 @@ use crate::{error::ErrorBody, v1};
         (name = "sandboxes", description = "Sandboxes and their life"),
         (name = "exec", description = "Commands in a sandbox"),
         (name = "network", description = "What a sandbox may reach"),
+        (name = "secrets", description = "Values that are added to requests at the edge, and never shown"),
         (name = "files", description = "Files of a sandbox"),
         (name = "events", description = "What happened"),
         (name = "templates", description = "What sandboxes are made from"),
@@ -145,6 +146,7 @@ mod tests {
         let mut wanted = [
             "DELETE /v1/sandboxes/{id}",
             "DELETE /v1/sandboxes/{id}/files",
+            "DELETE /v1/secrets/{name}",
             "GET /v1/events",
             "GET /v1/health",
             "GET /v1/host",
@@ -160,6 +162,7 @@ mod tests {
             "GET /v1/sandboxes/{id}/network",
             "GET /v1/sandboxes/{id}/network/denials",
             "GET /v1/sandboxes/{id}/network/traffic",
+            "GET /v1/secrets",
             "GET /v1/templates",
             "GET /v1/templates/{name}",
             "GET /v1/version",
@@ -169,6 +172,7 @@ mod tests {
             "POST /v1/sandboxes/{id}/files/mkdir",
             "POST /v1/sandboxes/{id}/files/move",
             "POST /v1/sandboxes/{id}/timeout",
+            "POST /v1/secrets",
             "PUT /v1/sandboxes/{id}/files",
             "PUT /v1/sandboxes/{id}/network",
         ];

@@ -2,6 +2,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use sandkeep_keeper::Keeper;
 use sandkeep_model::Secret;
+use sandkeep_secrets::SecretStore;
 use tokio_util::sync::CancellationToken;
 
 /// Gives all metrics of the process as Prometheus text.
@@ -14,6 +15,8 @@ pub struct ApiState {
     /// The one key of this server; without it only `/v1/health` answers.
     pub api_key: Secret,
     pub metrics_text: MetricsText,
+    /// What credentials of boxes are made of.
+    pub secrets: Option<Arc<SecretStore>>,
     /// Whether `/metrics` answers without the key.
     pub metrics_open: bool,
     /// The version of the server.
@@ -43,6 +46,7 @@ impl ApiState {
             keeper,
             api_key,
             metrics_text,
+            secrets: None,
             metrics_open: false,
             version: version.into(),
             domain: None,

@@ -57,7 +57,3 @@ pub(crate) async fn builds() -> E2bError {
 pub(crate) async fn volumes() -> E2bError {
     not_yet("using volumes").into()
 }
-
-pub(crate) async fn secrets() -> E2bError {
-    not_yet("keeping secrets").into()
-}

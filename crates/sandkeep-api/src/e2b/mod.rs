@@ -5,7 +5,9 @@ mod list;
 mod network;
 mod observe;
 mod sandboxes;
+mod secrets;
 mod templates;
+mod transform;
 mod types;
 
 use axum::{
@@ -36,6 +38,13 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/templates", get(templates::list).post(absent::builds))
         .route("/v2/templates", get(templates::list).post(absent::builds))
         .route("/templates/aliases/{name}", get(templates::alias))
+        .route("/secrets", get(secrets::list).post(secrets::create))
+        .route(
+            "/secrets/{id}",
+            get(secrets::get)
+                .post(secrets::change)
+                .delete(secrets::delete),
+        )
         .merge(not_yet())
 }
 
@@ -71,13 +80,6 @@ fn not_yet() -> Router<Shared> {
         .route(
             "/volumes/{id}",
             get(absent::volumes).delete(absent::volumes),
-        )
-        .route("/secrets", get(absent::secrets).post(absent::secrets))
-        .route(
-            "/secrets/{id}",
-            get(absent::secrets)
-                .post(absent::secrets)
-                .delete(absent::secrets),
         )
         .route("/volumecontent/{id}/{kind}", any(absent::volumes))
 }

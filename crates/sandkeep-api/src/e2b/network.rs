@@ -1,28 +1,52 @@
 //! E2B's `network` object and `allow_internet_access`, as a policy.
 //!
-//! What opens or closes ways out is fulfilled. Everything that rewrites or protects something
-//! else is refused: a security setting is never dropped.
+//! What opens or closes ways out is fulfilled, and headers are set. Everything that rewrites or
+//! protects something else is refused: a security setting is never dropped.
 
 use axum::extract::State;
 use http::StatusCode;
+use sandkeep_keeper::EgressWish;
 use sandkeep_moat::policy::{E2bNetwork, Policy, Standing};
-use sandkeep_model::{Error, Result};
+use sandkeep_model::{Error, NamedTokens, Result};
 use serde_json::{Map, Value, json};
 
-use super::absent::not_yet;
+use super::{
+    absent::not_yet,
+    transform::{self, HostHeader},
+};
 use crate::{
     error::E2bError,
     extract::{E2bId, E2bJson},
     state::Shared,
 };
 
-/// `None`: the request says nothing, the operator decides.
-pub(crate) fn policy(
+/// What a request says of the network of a box.
+pub(crate) struct Asked {
+    /// `None`: the request says nothing, the operator decides.
+    pub policy: Option<Policy>,
+    headers: Vec<HostHeader>,
+}
+
+impl Asked {
+    /// With the values of the headers stored. `tokens` are those the box may name in headers.
+    pub(crate) async fn wish(self, state: &Shared, tokens: &NamedTokens) -> Result<EgressWish> {
+        let credentials = transform::credentials(state, self.headers, tokens).await?;
+        Ok(EgressWish {
+            policy: self.policy,
+            credentials: Some(credentials),
+        })
+    }
+}
+
+pub(crate) fn asked(
     network: Option<&Map<String, Value>>,
     allow_internet_access: Option<bool>,
-) -> Result<Option<Policy>> {
+) -> Result<Asked> {
     let Some(network) = network else {
-        return Policy::from_e2b(None, allow_internet_access);
+        return Ok(Asked {
+            policy: Policy::from_e2b(None, allow_internet_access)?,
+            headers: Vec::new(),
+        });
     };
     let mut egress = E2bNetwork::default();
     for (name, value) in network {
@@ -43,17 +67,15 @@ pub(crate) fn policy(
                 return Err(not_yet(&format!("the network setting `{name}`"))
                     .field(field)
                     .hint(
-                        "leave it out; allowOut, denyOut and allow_internet_access can be used",
+                        "leave it out; allowOut, denyOut, rules and allow_internet_access can be used",
                     ));
             }
         }
     }
-    let policy = Policy::from_e2b(Some(&egress), allow_internet_access)?;
-    let mut rules = egress.rules.iter().flatten().flat_map(|(_, list)| list);
-    if rules.any(|rule| rule.transform.is_some()) {
-        return Err(not_yet("changing the headers of requests (`rules`)").field("network.rules"));
-    }
-    Ok(policy)
+    Ok(Asked {
+        policy: Policy::from_e2b(Some(&egress), allow_internet_access)?,
+        headers: transform::headers(egress.rules.unwrap_or_default())?,
+    })
 }
 
 fn is_empty(value: &Value) -> bool {
@@ -95,7 +117,7 @@ pub(crate) async fn put(
     id: E2bId,
     E2bJson(mut body): E2bJson<Map<String, Value>>,
 ) -> Result<StatusCode, E2bError> {
-    state.keeper.get(&id).await?;
+    let sandbox = state.keeper.get(&id).await?;
     let access = match body.remove("allow_internet_access") {
         None | Some(Value::Null) => None,
         Some(Value::Bool(access)) => Some(access),
@@ -107,9 +129,12 @@ pub(crate) async fn put(
             .into());
         }
     };
-    let policy =
-        policy(Some(&body), access)?.unwrap_or_else(|| state.keeper.standing_policy().clone());
-    state.keeper.set_network(&id, policy).await?;
+    let mut asked = asked(Some(&body), access)?;
+    asked
+        .policy
+        .get_or_insert_with(|| state.keeper.standing_policy().clone());
+    let wish = asked.wish(&state, &sandbox.identity.tokens).await?;
+    state.keeper.set_network(&id, wish, None).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -120,7 +145,7 @@ mod tests {
     use serde_json::json;
 
     fn read(network: &Value) -> Result<Option<Policy>> {
-        policy(network.as_object(), None)
+        Ok(asked(network.as_object(), None)?.policy)
     }
 
     #[test]
@@ -135,7 +160,10 @@ mod tests {
             shown(&some),
             json!({"allowOut": ["*.example.org", "192.0.2.1"], "denyOut": ["0.0.0.0/0"]})
         );
-        assert_eq!(policy(None, Some(true)).unwrap(), Some(Policy::open()));
+        assert_eq!(
+            asked(None, Some(true)).unwrap().policy,
+            Some(Policy::open())
+        );
         assert_eq!(internet_access(&Policy::open()), Some(true));
         for nothing in [
             json!({}),
@@ -153,10 +181,6 @@ mod tests {
             ("maskRequestHost", json!("x")),
             ("httpsPorts", json!([443])),
             ("egressProxy", json!({"address": "p:1"})),
-            (
-                "rules",
-                json!({"h.example": [{"transform": {"headers": {"A": "b"}}}]}),
-            ),
             ("dnsServers", json!(["1.1.1.1"])),
             ("somethingNew", json!(true)),
         ] {

@@ -57,9 +57,10 @@ async fn create_any(
     request: NewSandbox,
     default_timeout: i64,
 ) -> Result<Created, E2bError> {
-    let policy = network::policy(request.network.as_ref(), request.allow_internet_access)?;
+    let asked = network::asked(request.network.as_ref(), request.allow_internet_access)?;
     let request = checked(request, headers, default_timeout)?;
-    let sandbox = create(&state.keeper, request, policy).await?;
+    let wish = asked.wish(state, &request.identity.tokens).await?;
+    let sandbox = create(&state.keeper, request, wish).await?;
     Ok((StatusCode::CREATED, Json(SandboxBody::new(&sandbox, state))))
 }
 
@@ -140,8 +141,8 @@ pub(crate) async fn get(
     if matches!(sandbox.state, BoxState::Stopping | BoxState::Gone) {
         return Err(Error::sandbox_not_found(&sandbox.id).into());
     }
-    let policy = state.keeper.network(&id).await?;
-    Ok(Json(DetailBody::new(&sandbox, &policy, &state)))
+    let network = state.keeper.network(&id).await?;
+    Ok(Json(DetailBody::new(&sandbox, &network.policy, &state)))
 }
 
 pub(crate) async fn kill(State(state): State<Shared>, id: E2bId) -> Result<StatusCode, E2bError> {

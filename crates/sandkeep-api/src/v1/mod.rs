@@ -10,6 +10,7 @@ mod lifecycle;
 mod network;
 mod run;
 mod sandboxes;
+mod secrets;
 mod templates;
 mod text;
 mod types;
@@ -36,6 +37,8 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(network::traffic))
         .routes(routes!(network::test))
         .routes(routes!(network::profiles))
+        .routes(routes!(secrets::set, secrets::list))
+        .routes(routes!(secrets::remove))
         .routes(routes!(files::list))
         .routes(routes!(files::stat))
         .routes(routes!(files::mkdir))

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use crate::{
     error::NativeError,
     extract::{NativeId, NativeJson},
-    network::{of_profile, policy},
+    network::{egress, of_profile, policy},
     state::Shared,
 };
 
@@ -29,20 +29,21 @@ pub(crate) async fn get(
 }
 
 /// Changes what a sandbox may reach, as a whole. Holds within a second; open connections that
-/// no longer fit are cut.
+/// no longer fit are cut. `credentials` that are left out stay, an empty list removes them;
+/// alone, they leave the policy as it is.
 #[utoipa::path(put, path = "/v1/sandboxes/{id}/network", tag = "network", operation_id = "set_policy",
     params(("id" = String, Path, description = "The sandbox")),
-    request_body(content = Object, description = "A policy document, or `{\"profile\": NAME}`"),
+    request_body(content = Object, description = "A policy document, or `{\"profile\": NAME}`; and `credentials`"),
     responses((status = 200, body = Object, description = "The policy document as it holds now")))]
 pub(crate) async fn put(
     State(state): State<Shared>,
     id: NativeId,
     NativeJson(wish): NativeJson<Value>,
 ) -> Result<Json<Value>, NativeError> {
-    let policy = policy(&wish)?;
-    let document = policy.to_json();
-    state.keeper.set_network(&id, policy).await?;
-    Ok(Json(document))
+    let now = state.keeper.network(&id).await?;
+    let wish = egress(&state, &wish, &now.policy)?;
+    let held = state.keeper.set_network(&id, wish, None).await?;
+    Ok(Json(held.to_json()))
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -190,7 +191,7 @@ pub(crate) async fn test(
             let id: SandboxId = id
                 .parse()
                 .map_err(|_| Error::sandbox_not_found(&id.escape_debug()))?;
-            state.keeper.network(&id).await?.as_ref().clone()
+            state.keeper.network(&id).await?.policy.clone()
         }
         _ => {
             return Err(Error::invalid("policy", "give either policy or sandbox_id").into());

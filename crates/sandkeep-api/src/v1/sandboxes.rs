@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode, header::LOCATION};
+use sandkeep_keeper::EgressWish;
 use sandkeep_model::{
     CreateSandbox, Error, ListFilter, OnTimeout, Order, Result, State as BoxState, TemplateName,
     check_env, check_metadata,
@@ -14,7 +15,7 @@ use crate::{
     create::{create as create_box, idempotency_key},
     error::NativeError,
     extract::{NativeId, NativeJson},
-    network::policy,
+    network::egress,
     query::{NativeQuery, Query, shown},
     state::Shared,
 };
@@ -39,7 +40,11 @@ pub(crate) async fn create(
     ),
     NativeError,
 > {
-    let network = request.network.as_ref().map(policy).transpose()?;
+    let standing = state.keeper.standing_policy().clone();
+    let network = match &request.network {
+        Some(wish) => egress(&state, wish, &standing)?,
+        None => EgressWish::default(),
+    };
     let request = checked(request, &headers)?;
     let sandbox = create_box(&state.keeper, request, network).await?;
     let location = format!("/v1/sandboxes/{}", sandbox.id);

@@ -89,7 +89,9 @@ pub(crate) struct CreateRequest {
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
     /// What it may reach: a policy document, or `{"profile": NAME}`; the server's default
-    /// when left out.
+    /// when left out. Beside it, `credentials`: which secret is added to requests to which
+    /// host, e.g. `{"secret": "github", "host": "api.example.org", "header": {"name":
+    /// "Authorization", "format": "Bearer {}"}}`. A credential opens nothing.
     #[serde(default)]
     #[schema(value_type = Option<Object>,
         example = json!({"default": "deny", "allow": ["example.org:443", "*.example.net"]}))]

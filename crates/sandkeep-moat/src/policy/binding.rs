@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Host, HttpRule, PathPattern};
 
 /// More than this are refused: each one is a host somebody decided to trust.
-pub const MAX_BINDINGS: usize = 64;
+pub const MAX_BINDINGS: usize = 256;
 const MAX_METHODS: usize = 16;
 const MAX_WORD: usize = 128;
 /// Stands for the value in the format of a header.
