@@ -29,6 +29,7 @@ pub struct Faults {
     pub connect: AtomicUsize,
     pub destroy: AtomicUsize,
     pub set_limits: AtomicUsize,
+    pub netns: AtomicUsize,
 }
 
 fn strike(left: &AtomicUsize, what: &str) -> Result<()> {
@@ -39,6 +40,10 @@ fn strike(left: &AtomicUsize, what: &str) -> Result<()> {
     }
 }
 
+pub const NETWORK_PERMITS: u32 = 64;
+
+type Networks = Arc<Mutex<HashMap<SandboxId, Arc<OwnedFd>>>>;
+
 pub struct BareWard {
     dir: PathBuf,
     agent: PathBuf,
@@ -47,6 +52,10 @@ pub struct BareWard {
     pub unusable: AtomicBool,
     /// Starts wait for a permit; tests close the gate to look at a box in the making.
     pub gate: Semaphore,
+    /// So do those who ask for the network of a box; it has [`NETWORK_PERMITS`].
+    pub network_gate: Semaphore,
+    /// The network namespaces of boxes, for tests that have a moat.
+    networks: Networks,
     pub starts: AtomicUsize,
     pub limits: Mutex<BTreeMap<SandboxId, Limits>>,
     doomed: Arc<Mutex<HashSet<SandboxId>>>,
@@ -55,8 +64,34 @@ pub struct BareWard {
     events: Mutex<Option<mpsc::Receiver<WardEvent>>>,
 }
 
+fn new_namespace() -> OwnedFd {
+    let made = std::thread::spawn(|| {
+        // SAFETY: only the network namespace of this thread changes.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
+        fs::File::open("/proc/thread-self/ns/net").unwrap().into()
+    });
+    made.join().unwrap()
+}
+
 impl BareWard {
+    pub fn network(&self, id: &SandboxId) -> Arc<OwnedFd> {
+        let mut networks = self.networks.lock().unwrap();
+        let network = networks
+            .entry(id.clone())
+            .or_insert_with(|| Arc::new(new_namespace()));
+        Arc::clone(network)
+    }
+
+    /// A ward of the next server: it knows nothing, but the networks of boxes are still there.
+    pub fn after(before: &Self) -> Arc<Self> {
+        Self::over(&before.dir, Arc::clone(&before.networks))
+    }
+
     pub fn new(dir: &Path) -> Arc<Self> {
+        Self::over(dir, Networks::default())
+    }
+
+    fn over(dir: &Path, networks: Networks) -> Arc<Self> {
         let dir = dir.to_owned();
         fs::create_dir_all(&dir).unwrap();
         let test = std::env::current_exe().unwrap();
@@ -73,6 +108,8 @@ impl BareWard {
             faults: Faults::default(),
             unusable: AtomicBool::new(false),
             gate: Semaphore::new(Semaphore::MAX_PERMITS >> 1),
+            network_gate: Semaphore::new(NETWORK_PERMITS as usize),
+            networks,
             starts: AtomicUsize::new(0),
             limits: Mutex::default(),
             doomed: Arc::default(),
@@ -240,11 +277,11 @@ impl Ward for BareWard {
         })
     }
 
-    async fn netns(&self, _id: &SandboxId) -> Result<OwnedFd> {
-        Err(Error::new(
-            Code::NotEnforceable,
-            "a bare process has the network of the host",
-        ))
+    /// The process does not live in it, but it is as empty as that of a box.
+    async fn netns(&self, id: &SandboxId) -> Result<OwnedFd> {
+        let _permit = self.network_gate.acquire().await.unwrap();
+        strike(&self.faults.netns, "looking for a network")?;
+        Ok(self.network(id).try_clone()?)
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
