@@ -6,6 +6,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from boxkit import Box  # noqa: E402
+from sandkeep_server import Server  # noqa: E402
+from world import World, enter, own_namespace  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,43 @@ def make(server):
 
     def make(**request):
         box = Box(server, **request)
+        made.append(box)
+        return box
+
+    yield make
+    for box in made:
+        box.kill()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("world"))
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def walled(server, world):
+    """A server in the world, in place of the one of the whole run. So is the test itself."""
+    server.stop()
+    home = own_namespace()
+    enter(world.here)
+    own = Server("--pool-size", "2", *world.flags(), state=server.state).start()
+    yield own
+    if own.process is None or own.process.poll() is not None:
+        own.start()
+    own.end_boxes()
+    own.stop()
+    enter(home)
+    server.start()
+
+
+@pytest.fixture
+def make_walled(walled):
+    made = []
+
+    def make(**request):
+        box = Box(walled, **request)
         made.append(box)
         return box
 
