@@ -17,6 +17,7 @@ import ssl
 import struct
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 CLONE_NEWNET = 0x40000000
@@ -176,8 +177,18 @@ class Capture:
             if address[2] != PACKET_OUTGOING and (found := parsed(frame)):
                 self.seen[found] += 1
 
+    def settled(self, quiet: float = 1.0, limit: float = 60.0) -> int:
+        """Waits until nothing comes for a while; gives the number of packets so far."""
+        end, last = time.monotonic() + limit, self.packets()
+        while time.monotonic() < end:
+            time.sleep(quiet)
+            if (now := self.packets()) == last:
+                return now
+            last = now
+        raise AssertionError(f"packets kept coming for {limit:.0f} s: {self.seen}")
+
     def packets(self, at: str | None = None) -> int:
-        return sum(count for (_, address, _), count in self.seen.items() if at in (None, address))
+        return sum(count for (_, address, _), count in list(self.seen.items()) if at in (None, address))
 
 
 def parsed(frame: bytes):
@@ -375,6 +386,7 @@ class World:
                 try:
                     while True:
                         self.wfile.write(b"tick\n" * 200)
+                        time.sleep(0.01)
                 finally:
                     world.open_streams -= 1
 

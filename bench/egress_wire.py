@@ -1,0 +1,171 @@
+"""Both ends of the wire for bench/egress, with nothing but the standard library: the client runs
+on the host and, the same file, in a box.
+
+    egress_wire.py origin                      serves, on all addresses
+    egress_wire.py WHAT ADDRESS [ARGUMENT]     measures, and prints one line of JSON
+"""
+
+import json
+import multiprocessing
+import os
+import resource
+import socket
+import struct
+import sys
+import threading
+import time
+
+ECHO, SOURCE, SINK, WEB = 7001, 7002, 7003, 80
+PIECE = 1 << 20
+NOW = struct.pack("ii", 1, 0)
+
+
+def serve(port, work):
+    listener = socket.create_server(("0.0.0.0", port), backlog=4096, reuse_port=True)
+    while True:
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=guarded, args=(work, connection), daemon=True).start()
+
+
+def guarded(work, connection):
+    try:
+        with connection:
+            work(connection)
+    except OSError:
+        pass
+
+
+def echo(connection):
+    while data := connection.recv(65536):
+        connection.sendall(data)
+
+
+def source(connection):
+    left, piece = int(connection.recv(32).strip()[1:]), memoryview(bytes(PIECE))
+    while left > 0:
+        left -= connection.send(piece[: min(left, PIECE)])
+
+
+def sink(connection):
+    buffer, got = bytearray(PIECE), 0
+    while count := connection.recv_into(buffer):
+        got += count
+    connection.sendall(b"%d" % got)
+
+
+def web(connection):
+    asked = b""
+    while data := connection.recv(65536):
+        asked += data
+        while b"\r\n\r\n" in asked:
+            asked = asked.split(b"\r\n\r\n", 1)[1]
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n")
+
+
+def origin():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    threading.stack_size(256 * 1024)
+    for port, work in ((ECHO, echo), (SOURCE, source), (SINK, sink), (WEB, web)):
+        threading.Thread(target=serve, args=(port, work), daemon=True).start()
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+def dial(address, port):
+    connection = socket.create_connection((address, port), timeout=60)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def ask(connection, data=b"\x01"):
+    connection.sendall(data)
+    assert connection.recv(65536)
+
+
+def hang_up(connection):
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NOW)
+    connection.close()
+
+
+def each(count, work):
+    samples = []
+    for _ in range(count):
+        start = time.perf_counter()
+        work()
+        samples.append((time.perf_counter() - start) * 1000)
+    return samples
+
+
+def fresh(address, port, data):
+    connection = dial(address, port)
+    ask(connection, data)
+    hang_up(connection)
+
+
+def measure(what, address, argument):
+    if what == "round-trip":
+        with dial(address, ECHO) as connection:
+            return each(argument, lambda: ask(connection, b"\x01" * 64))
+    if what == "first-byte":
+        return each(argument, lambda: fresh(address, ECHO, b"\x01"))
+    if what == "web":
+        request = b"GET / HTTP/1.1\r\nHost: origin.test\r\n\r\n"
+        return each(argument, lambda: fresh("origin.test" if address == "name" else address, WEB, request))
+    if what == "connections":
+        return rate(address, argument)
+    if what == "down":
+        connection, buffer, got = dial(address, SOURCE), bytearray(PIECE), 0
+        start = time.perf_counter()
+        connection.sendall(b"\x01%d" % argument)
+        while got < argument:
+            got += connection.recv_into(buffer)
+        return got / (time.perf_counter() - start)
+    if what == "up":
+        connection, piece, left = dial(address, SINK), memoryview(b"\x01" * PIECE), argument
+        start = time.perf_counter()
+        while left > 0:
+            left -= connection.send(piece[: min(left, PIECE)])
+        connection.shutdown(socket.SHUT_WR)
+        assert int(connection.recv(64)) == argument
+        return argument / (time.perf_counter() - start)
+    if what == "hold":
+        return hold(address, argument)
+    raise SystemExit(f"unknown: {what}")
+
+
+def rate(address, seconds):
+    """Connections in a second, from two processes."""
+    counts = multiprocessing.Array("q", 2)
+
+    def run(at):
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            fresh(address, ECHO, b"\x01")
+            counts[at] += 1
+
+    workers = [multiprocessing.Process(target=run, args=(at,)) for at in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / seconds
+
+
+def hold(address, count):
+    """Holds connections that all have spoken until a file appears."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    held = [dial(address, ECHO) for _ in range(count)]
+    for connection in held:
+        ask(connection)
+    open("/tmp/held", "w").close()
+    while not os.path.exists("/tmp/let-go"):
+        time.sleep(0.05)
+    return len(held)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "origin":
+        origin()
+    else:
+        print(json.dumps(measure(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0)))
