@@ -96,6 +96,14 @@ settings! {
     /// DNS servers asked for boxes, comma-separated [default: those of this host]
     #[arg(value_name = "ADDRESS,…")]
     dns: Listed<Resolver> = "SANDKEEP_DNS",
+    /// A file with certificate authorities (PEM) trusted besides this host's own, where
+    /// credentials are added to requests
+    #[arg(value_name = "FILE")]
+    upstream_ca: PathBuf = "SANDKEEP_UPSTREAM_CA",
+    /// A program, with its arguments, that prints the key of the secrets
+    /// [default: a file in the state directory]
+    #[arg(value_name = "COMMAND")]
+    secrets_key_command: String = "SANDKEEP_SECRETS_KEY_COMMAND",
     /// Connections served at once; more are answered 503 [default: 20000]
     #[arg(value_name = "COUNT")]
     max_connections: usize = "SANDKEEP_MAX_CONNECTIONS",
@@ -145,6 +153,8 @@ pub struct Config {
     pub log_format: LogFormat,
     pub keeper: KeeperConfig,
     pub network: NetworkSettings,
+    /// Prints the key of the secrets; without it the key is a file of the state directory.
+    pub secrets_key_command: Option<String>,
     /// The file that was read, for the log.
     pub file: Option<PathBuf>,
 }
@@ -209,7 +219,9 @@ impl Config {
                 standing: settings.network_default.unwrap_or(Profile::AirGapped),
                 allow_private: settings.allow_private.map_or_else(Vec::new, |list| list.0),
                 dns: settings.dns.map_or_else(Vec::new, |list| list.0),
+                upstream_ca: settings.upstream_ca,
             },
+            secrets_key_command: settings.secrets_key_command,
             file,
         })
     }

@@ -13,6 +13,7 @@ use sandkeep_api::ApiState;
 use sandkeep_gateway::{Gateway, GatewayConfig};
 use sandkeep_keeper::{Keeper, KeeperConfig};
 use sandkeep_model::{Error, Result};
+use sandkeep_secrets::SecretStore;
 use sandkeep_store::Store;
 use sandkeep_vault::Vault;
 use sandkeep_ward::Ward;
@@ -29,7 +30,10 @@ use crate::{
     config::Config,
     desk::{Desk, room_for_connections},
     greet, logging,
-    network::network,
+    network::{
+        network,
+        secrets::{self, Edge},
+    },
     notify::notify,
     state::{KeySource, StateDir, require_root},
 };
@@ -54,7 +58,9 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         .install_recorder()
         .map_err(|error| Error::internal(format!("starting the metrics: {error}")))?;
 
-    let keeper = open_keeper(&config, &state).await?;
+    let secrets = secrets::open(&config.state, config.secrets_key_command.as_deref()).await?;
+    let keeper = open_keeper(&config, &state, &secrets).await?;
+    let sweep = tokio::spawn(secrets::sweep(Arc::clone(&secrets), keeper.clone()));
     let upkeep = tokio::spawn({
         let metrics = metrics.clone();
         async move {
@@ -72,6 +78,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         env!("CARGO_PKG_VERSION"),
     );
     api.domain.clone_from(&config.domain);
+    api.secrets = Some(secrets);
     let streams = api.shutdown.clone();
     let gateway = Gateway::new(
         keeper.clone(),
@@ -109,11 +116,16 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     .await;
     keeper.shutdown().await;
     upkeep.abort();
+    sweep.abort();
     drop(state);
     Ok(0)
 }
 
-async fn open_keeper(config: &Config, state: &StateDir) -> Result<Keeper> {
+async fn open_keeper(
+    config: &Config,
+    state: &StateDir,
+    secrets: &Arc<SecretStore>,
+) -> Result<Keeper> {
     let vault = Vault::open(config.vault()).await?;
     let template = &config.keeper.pool.template;
     if vault.template(template).await?.is_none() {
@@ -130,7 +142,7 @@ async fn open_keeper(config: &Config, state: &StateDir) -> Result<Keeper> {
     let ward = ContainerWard::new(container_config(state.path(), state.install_agent()?))?;
     let wards: Vec<Arc<dyn Ward>> = vec![ward];
     let keeper = KeeperConfig {
-        network: network(&config.network).await?,
+        network: network(&config.network, Edge::new(Arc::clone(secrets))).await?,
         ..config.keeper.clone()
     };
     Keeper::open(keeper, store, vault, wards).await

@@ -1,13 +1,13 @@
 //! The far side: a verified TLS connection to the real host.
 
-use std::{error::Error as StdError, fmt, io, sync::Arc, time::Duration};
+use std::{error::Error as StdError, fmt, io, path::Path, sync::Arc, time::Duration};
 
 use hyper::{body::Incoming, client::conn::http1::SendRequest};
 use hyper_util::rt::TokioIo;
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::{CryptoProvider, aws_lc_rs},
-    pki_types::{CertificateDer, ServerName},
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
 use sandkeep_model::{Error, Result};
 use tokio::{net::TcpStream, time::timeout};
@@ -43,6 +43,21 @@ impl Default for Trust {
 }
 
 impl Trust {
+    /// The roots of this host, and those in a PEM file.
+    pub fn system_and(file: &Path) -> Result<Self> {
+        let bad = |why: String| {
+            Error::invalid("upstream_ca", format!("{}: {why}", file.display()))
+                .hint("it must hold certificates as PEM (-----BEGIN CERTIFICATE-----)")
+        };
+        let more = CertificateDer::pem_file_iter(file)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(|error| bad(error.to_string()))?;
+        if more.is_empty() {
+            return Err(bad("there is no certificate in it".to_owned()));
+        }
+        Ok(Self::System { more })
+    }
+
     fn roots(&self) -> Result<RootCertStore> {
         let mut roots = RootCertStore::empty();
         let own = match self {

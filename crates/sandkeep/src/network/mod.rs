@@ -1,6 +1,8 @@
 //! The moat of this server, from its settings.
 
-use std::sync::Arc;
+pub mod secrets;
+
+use std::{path::PathBuf, sync::Arc};
 
 use ipnet::IpNet;
 use sandkeep_keeper::{DenialBell, NetworkConfig};
@@ -11,6 +13,7 @@ use sandkeep_moat::{
 use sandkeep_model::{Error, Result};
 use sandkeep_ward::Check;
 
+use self::secrets::Edge;
 use crate::listed::Resolver;
 
 /// What the operator decided about the network of boxes.
@@ -22,16 +25,22 @@ pub struct NetworkSettings {
     pub allow_private: Vec<IpNet>,
     /// Empty: those of this host.
     pub dns: Vec<Resolver>,
+    /// Certificate authorities trusted besides those of this host, as PEM.
+    pub upstream_ca: Option<PathBuf>,
 }
 
 /// Looks whether this host can have a moat, and makes it.
-pub async fn network(settings: &NetworkSettings) -> Result<NetworkConfig> {
+pub async fn network(settings: &NetworkSettings, edge: Edge) -> Result<NetworkConfig> {
     let denials = DenialBell::default();
+    let authority_seed = Some(edge.store.subkey("authorities of boxes")?);
+    let interceptor = edge.interceptor(settings.upstream_ca.as_deref())?;
     let moat = match sandkeep_moat::probe().await {
         Ok(()) => Some(Moat::new(MoatConfig {
             upstream_dns: upstream(&settings.dns),
             allow_private: settings.allow_private.clone(),
             hooks: Arc::new(denials.clone()),
+            interceptor: Some(Arc::new(interceptor)),
+            authority_seed,
             ..MoatConfig::default()
         })),
         Err(error) if settings.standing == Profile::AirGapped => {
