@@ -96,7 +96,7 @@ fn half_close() {
 
 #[test]
 fn large_body() {
-    const SIZE: usize = 64 << 20;
+    const SIZE: usize = 8 << 20;
     in_world(|world| async move {
         world.zone.address("good.test", GOOD);
         let listener = TcpListener::bind(at(GOOD, 80)).await.unwrap();

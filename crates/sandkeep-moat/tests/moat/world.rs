@@ -177,7 +177,7 @@ pub fn in_world_with<F: Future<Output = ()>>(
                     seen,
                     namespace: Arc::new(new_namespace()),
                 };
-                tokio::time::timeout(3 * LONG, test(world))
+                tokio::time::timeout(4 * LONG, test(world))
                     .await
                     .expect("the test hangs");
             });
