@@ -8,20 +8,27 @@ use axum::{
 use http::{HeaderMap, header::AUTHORIZATION};
 use sandkeep_model::{Code, Error, Result, Secret};
 
-use crate::{error::Dialect, state::Shared};
+use crate::{caller::Caller, error::Dialect, oidc, state::Shared};
 
 /// Answers without a key: they tell nothing but that the server is there.
 const OPEN: [&str; 2] = ["/v1/health", "/health"];
 
 pub(crate) async fn require_key(
     State(state): State<Shared>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let path = request.uri().path();
-    let open = OPEN.contains(&path) || (state.metrics_open && path == "/metrics");
+    let open = OPEN.contains(&path)
+        || oidc::OPEN.contains(&path)
+        || (state.metrics_open && path == "/metrics");
     if !open && let Err(error) = check(request.headers(), &state.api_key) {
         return Dialect::of(path).answer(error);
+    }
+    if !open {
+        request
+            .extensions_mut()
+            .insert(Caller::of_key(&state.api_key));
     }
     next.run(request).await
 }

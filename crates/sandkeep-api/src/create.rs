@@ -22,6 +22,7 @@ pub(crate) async fn create(
     let keeper = keeper.clone();
     tokio::spawn(async move {
         let keep = request.idempotency_key.is_some();
+        let by = request.by.clone();
         let made = keeper.create_reaching(request, network).await;
         let Err(Ok(unclaimed)) = tell.send(made) else {
             return;
@@ -30,7 +31,7 @@ pub(crate) async fn create(
             return;
         }
         tracing::info!(sandbox = %unclaimed.id, "the client left while its sandbox was made");
-        if let Err(error) = keeper.kill(&unclaimed.id, GoneReason::Killed).await {
+        if let Err(error) = keeper.kill_for(&unclaimed.id, GoneReason::Killed, by).await {
             tracing::warn!(sandbox = %unclaimed.id, %error, "ending an unclaimed sandbox");
         }
     });

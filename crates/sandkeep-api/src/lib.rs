@@ -7,11 +7,13 @@
 mod access_log;
 mod agent;
 mod auth;
+mod caller;
 mod create;
 mod e2b;
 mod error;
 mod extract;
 mod network;
+mod oidc;
 mod openapi;
 mod query;
 mod router;

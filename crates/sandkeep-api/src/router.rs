@@ -17,7 +17,7 @@ use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use crate::{
     access_log, auth, e2b,
     error::{Dialect, METHOD_FIELD},
-    openapi,
+    oidc, openapi,
     state::{ApiState, Shared},
     v1,
 };
@@ -31,6 +31,7 @@ pub fn router(state: ApiState) -> Router {
         .split_for_parts()
         .0
         .merge(e2b::routes())
+        .merge(oidc::routes())
         .route(
             "/v1/openapi.json",
             get(|| async move { axum::Json(document) }),

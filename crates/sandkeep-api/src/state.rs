@@ -1,5 +1,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
+use sandkeep_audit::Audit;
+use sandkeep_identity::Issuer;
 use sandkeep_keeper::Keeper;
 use sandkeep_model::Secret;
 use sandkeep_secrets::SecretStore;
@@ -17,6 +19,9 @@ pub struct ApiState {
     pub metrics_text: MetricsText,
     /// What credentials of boxes are made of.
     pub secrets: Option<Arc<SecretStore>>,
+    /// Who signs tokens of boxes.
+    pub issuer: Option<Arc<Issuer>>,
+    pub audit: Option<Audit>,
     /// Whether `/metrics` answers without the key.
     pub metrics_open: bool,
     /// The version of the server.
@@ -47,6 +52,8 @@ impl ApiState {
             api_key,
             metrics_text,
             secrets: None,
+            issuer: None,
+            audit: None,
             metrics_open: false,
             version: version.into(),
             domain: None,

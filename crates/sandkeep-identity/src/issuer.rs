@@ -17,7 +17,9 @@ use crate::{
 };
 
 /// Where verifiers find the keys, below the issuer URL.
-pub(crate) const JWKS_PATH: &str = "/.well-known/jwks.json";
+pub const JWKS_PATH: &str = "/.well-known/jwks.json";
+/// Where they begin to look.
+pub const OPENID_CONFIGURATION_PATH: &str = "/.well-known/openid-configuration";
 /// Our longest token, with every field at its bound and an RSA signature, is below 10 KiB.
 const MAX_TOKEN_BYTES: usize = 16 * 1024;
 

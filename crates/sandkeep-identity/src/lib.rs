@@ -13,7 +13,7 @@ mod sessions;
 mod urls;
 
 pub use claims::{BoxIdentity, Claims, Lifetime};
-pub use issuer::{Issuer, IssuerConfig, Minted, Verified};
+pub use issuer::{Issuer, IssuerConfig, JWKS_PATH, Minted, OPENID_CONFIGURATION_PATH, Verified};
 pub use key::SigningAlgorithm;
 pub use sandkeep_model::{Audience, Label, Scopes};
 pub use sessions::Sessions;

@@ -1,6 +1,7 @@
 //! The control plane the E2B SDKs speak, both generations.
 
 mod absent;
+mod iam;
 mod list;
 mod network;
 mod observe;

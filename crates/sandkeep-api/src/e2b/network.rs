@@ -15,6 +15,7 @@ use super::{
     transform::{self, HostHeader},
 };
 use crate::{
+    caller::Caller,
     error::E2bError,
     extract::{E2bId, E2bJson},
     state::Shared,
@@ -114,6 +115,7 @@ pub(crate) fn internet_access(policy: &Policy) -> Option<bool> {
 /// Replaces the whole egress configuration; what is left out is the operator's default.
 pub(crate) async fn put(
     State(state): State<Shared>,
+    caller: Caller,
     id: E2bId,
     E2bJson(mut body): E2bJson<Map<String, Value>>,
 ) -> Result<StatusCode, E2bError> {
@@ -134,7 +136,7 @@ pub(crate) async fn put(
         .policy
         .get_or_insert_with(|| state.keeper.standing_policy().clone());
     let wish = asked.wish(&state, &sandbox.identity.tokens).await?;
-    state.keeper.set_network(&id, wish, None).await?;
+    state.keeper.set_network(&id, wish, Some(caller.0)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

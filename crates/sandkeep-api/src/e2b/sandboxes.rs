@@ -3,19 +3,20 @@
 use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode};
 use sandkeep_model::{
-    CreateSandbox, Error, Expiry, GoneReason, IsolationWish, LimitsWish, OnTimeout, Result,
-    SandboxId, State as BoxState, check_env, check_metadata,
+    CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish, LimitsWish, OnTimeout,
+    Result, SandboxId, State as BoxState, check_env, check_metadata,
 };
 use serde_json::{Value, json};
 
 use super::{
     absent::not_yet,
-    network,
+    iam, network,
     types::{
         ConnectBody, DetailBody, NewSandbox, RefreshBody, SandboxBody, TemplateRef, TimeoutBody,
     },
 };
 use crate::{
+    caller::Caller,
     create::{create, expiry_after, idempotency_key},
     error::E2bError,
     extract::{E2bId, E2bJson, E2bJsonOrNothing},
@@ -37,28 +38,34 @@ type Created = (StatusCode, Json<SandboxBody>);
 
 pub(crate) async fn create_v1(
     state: State<Shared>,
+    caller: Caller,
     headers: HeaderMap,
     E2bJson(request): E2bJson<NewSandbox>,
 ) -> Result<Created, E2bError> {
-    create_any(&state, &headers, request, DEFAULT_TIMEOUT_V1).await
+    create_any(&state, caller, &headers, request, DEFAULT_TIMEOUT_V1).await
 }
 
 pub(crate) async fn create_v2(
     state: State<Shared>,
+    caller: Caller,
     headers: HeaderMap,
     E2bJson(request): E2bJson<NewSandbox>,
 ) -> Result<Created, E2bError> {
-    create_any(&state, &headers, request, DEFAULT_TIMEOUT_V2).await
+    create_any(&state, caller, &headers, request, DEFAULT_TIMEOUT_V2).await
 }
 
 async fn create_any(
     state: &Shared,
+    caller: Caller,
     headers: &HeaderMap,
     request: NewSandbox,
     default_timeout: i64,
 ) -> Result<Created, E2bError> {
     let asked = network::asked(request.network.as_ref(), request.allow_internet_access)?;
-    let request = checked(request, headers, default_timeout)?;
+    let request = CreateSandbox {
+        by: Some(caller.0),
+        ..checked(request, headers, default_timeout)?
+    };
     let wish = asked.wish(state, &request.identity.tokens).await?;
     let sandbox = create(&state.keeper, request, wish).await?;
     Ok((StatusCode::CREATED, Json(SandboxBody::new(&sandbox, state))))
@@ -70,6 +77,10 @@ fn checked(
     default_timeout: i64,
 ) -> Result<CreateSandbox> {
     refuse_what_is_missing(&request)?;
+    let identity = Identity {
+        tokens: iam::tokens(request.iam.as_ref())?,
+        ..Identity::default()
+    };
     let timeout = request.timeout.unwrap_or(default_timeout);
     if timeout <= 0 {
         return Err(Error::invalid("timeout", "Timeout must be greater than 0"));
@@ -86,7 +97,9 @@ fn checked(
         on_timeout: OnTimeout::Kill,
         env,
         metadata,
+        identity,
         idempotency_key: idempotency_key(headers)?,
+        by: None,
     })
 }
 
@@ -111,9 +124,6 @@ fn refuse_what_is_missing(request: &NewSandbox) -> Result<()> {
     }
     if request.mcp.as_ref().is_some_and(|mcp| !mcp.is_null()) {
         return refused("mcp", "starting an MCP gateway in a sandbox");
-    }
-    if request.iam.as_ref().is_some_and(|iam| !iam.is_null()) {
-        return refused("iam", "giving a sandbox an identity");
     }
     if request
         .volume_mounts
@@ -145,8 +155,13 @@ pub(crate) async fn get(
     Ok(Json(DetailBody::new(&sandbox, &network.policy, &state)))
 }
 
-pub(crate) async fn kill(State(state): State<Shared>, id: E2bId) -> Result<StatusCode, E2bError> {
-    state.keeper.kill(&id, GoneReason::Killed).await?;
+pub(crate) async fn kill(
+    State(state): State<Shared>,
+    caller: Caller,
+    id: E2bId,
+) -> Result<StatusCode, E2bError> {
+    let by = Some(caller.0);
+    state.keeper.kill_for(&id, GoneReason::Killed, by).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -251,7 +266,6 @@ mod tests {
             (r#""autoPause":true"#, "autoPause"),
             (r#""autoResume":{"enabled":true}"#, "autoResume"),
             (r#""mcp":{"x":{}}"#, "mcp"),
-            (r#""iam":{"tokens":{}}"#, "iam"),
             (
                 r#""volumeMounts":[{"name":"v","path":"/m"}]"#,
                 "volumeMounts",

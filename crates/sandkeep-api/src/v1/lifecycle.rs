@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::types::{MetricsView, SampleView, SandboxView, TimeoutRequest};
 use crate::{
     agent,
+    caller::Caller,
     error::NativeError,
     extract::{NativeId, NativeJson},
     query::NativeQuery,
@@ -22,9 +23,11 @@ use crate::{
     responses((status = 204, description = "It is gone")))]
 pub(crate) async fn kill(
     State(state): State<Shared>,
+    caller: Caller,
     id: NativeId,
 ) -> Result<StatusCode, NativeError> {
-    state.keeper.kill(&id, GoneReason::Killed).await?;
+    let by = Some(caller.0);
+    state.keeper.kill_for(&id, GoneReason::Killed, by).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,11 +1,13 @@
 //! The native API.
 
+mod audit;
 mod command;
 mod events;
 mod exec;
 mod exec_ws;
 mod files;
 mod host;
+mod identity;
 mod lifecycle;
 mod network;
 mod run;
@@ -39,6 +41,10 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(network::profiles))
         .routes(routes!(secrets::set, secrets::list))
         .routes(routes!(secrets::remove))
+        .routes(routes!(identity::verify))
+        .routes(routes!(identity::rotate))
+        .routes(routes!(audit::list))
+        .routes(routes!(audit::verify))
         .routes(routes!(files::list))
         .routes(routes!(files::stat))
         .routes(routes!(files::mkdir))

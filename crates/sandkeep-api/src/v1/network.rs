@@ -11,6 +11,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::{
+    caller::Caller,
     error::NativeError,
     extract::{NativeId, NativeJson},
     network::{egress, of_profile, policy},
@@ -37,12 +38,13 @@ pub(crate) async fn get(
     responses((status = 200, body = Object, description = "The policy document as it holds now")))]
 pub(crate) async fn put(
     State(state): State<Shared>,
+    caller: Caller,
     id: NativeId,
     NativeJson(wish): NativeJson<Value>,
 ) -> Result<Json<Value>, NativeError> {
     let now = state.keeper.network(&id).await?;
     let wish = egress(&state, &wish, &now.policy)?;
-    let held = state.keeper.set_network(&id, wish, None).await?;
+    let held = state.keeper.set_network(&id, wish, Some(caller.0)).await?;
     Ok(Json(held.to_json()))
 }
 

@@ -12,6 +12,7 @@ use sandkeep_model::{
 
 use super::types::{CreateRequest, SandboxPage, SandboxView, TimeoutWish};
 use crate::{
+    caller::Caller,
     create::{create as create_box, idempotency_key},
     error::NativeError,
     extract::{NativeId, NativeJson},
@@ -30,6 +31,7 @@ use crate::{
     responses((status = 201, body = SandboxView)))]
 pub(crate) async fn create(
     State(state): State<Shared>,
+    caller: Caller,
     headers: HeaderMap,
     NativeJson(request): NativeJson<CreateRequest>,
 ) -> Result<
@@ -45,7 +47,10 @@ pub(crate) async fn create(
         Some(wish) => egress(&state, wish, &standing)?,
         None => EgressWish::default(),
     };
-    let request = checked(request, &headers)?;
+    let request = CreateSandbox {
+        by: Some(caller.0),
+        ..checked(request, &headers)?
+    };
     let sandbox = create_box(&state.keeper, request, network).await?;
     let location = format!("/v1/sandboxes/{}", sandbox.id);
     let view = SandboxView::with_token(sandbox);
@@ -69,7 +74,9 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
         on_timeout: OnTimeout::Kill,
         env: request.env,
         metadata: request.metadata,
+        identity: request.identity.into(),
         idempotency_key: idempotency_key(headers)?,
+        by: None,
     })
 }
 

@@ -12,6 +12,7 @@ use serde::{
 };
 use utoipa::ToSchema;
 
+use super::identity::IdentityBody;
 use crate::{create::expiry_after, extract::object};
 
 /// How long a box lives that was created without a word about it.
@@ -88,6 +89,9 @@ pub(crate) struct CreateRequest {
     /// Your own words about it; lists can be filtered by them.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
+    /// Who it is to be in its tokens.
+    #[serde(default, deserialize_with = "object")]
+    pub identity: IdentityBody,
     /// What it may reach: a policy document, or `{"profile": NAME}`; the server's default
     /// when left out. Beside it, `credentials`: which secret is added to requests to which
     /// host, e.g. `{"secret": "github", "host": "api.example.org", "header": {"name":
