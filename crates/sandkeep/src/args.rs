@@ -6,6 +6,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use sandkeep_model::TemplateName;
 
 use crate::{
+    cli::{
+        credential::credential,
+        secret::{SECRET_EXAMPLES, SecretCommand},
+    },
     config::Settings,
     quantity::{Size, Span},
 };
@@ -125,6 +129,9 @@ pub enum Command {
     /// What boxes may reach: show, set, test, suggest
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// Values that are added to requests of boxes, which never see them
+    #[command(subcommand, after_help = SECRET_EXAMPLES)]
+    Secret(SecretCommand),
     /// List the templates boxes can be made from
     Templates,
     /// Print a completion script for a shell
@@ -307,6 +314,11 @@ pub struct BoxArgs {
     /// A host it may reach, for example example.org:443 or *.example.org; may be repeated
     #[arg(long, value_name = "HOST[:PORT]")]
     pub allow: Vec<String>,
+    /// A secret that is added to its requests to a host it may reach, as `Authorization:
+    /// Bearer`; else =header:NAME[:FORMAT], =basic:USER, =query:NAME or =placeholder:TEXT, for
+    /// example git@git.example.org=basic:robot; may be repeated
+    #[arg(long, value_name = "SECRET@HOST[:PORT][=PLACE]", value_parser = credential)]
+    pub credential: Vec<serde_json::Value>,
 }
 
 #[derive(Debug, Args)]

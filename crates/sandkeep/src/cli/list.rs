@@ -72,6 +72,10 @@ fn row(item: &Value, now: Timestamp) -> Vec<String> {
 pub async fn inspect(client: &Client, output: Output, sandbox: &str) -> anyhow::Result<u8> {
     let id = client.find(sandbox).await?;
     let mut view = client.get(&["sandboxes", &id]).await?;
+    // Boxes that are gone reach nothing.
+    if let Ok(network) = client.get(&["sandboxes", &id, "network"]).await {
+        view["network"] = network;
+    }
     if output.json {
         output.json(&view)?;
         return Ok(0);

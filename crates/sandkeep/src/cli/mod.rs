@@ -2,11 +2,13 @@
 
 mod client;
 mod cp;
+pub mod credential;
 mod exec;
 mod list;
 pub mod output;
 mod policy;
 mod run;
+pub mod secret;
 mod session;
 mod sse;
 mod terminal;
@@ -51,6 +53,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
             list::set_timeout(client, output, &sandbox, span).await
         }
         Command::Policy(command) => policy::policy(client, output, command).await,
+        Command::Secret(command) => secret::secret(client, output, command).await,
         Command::Templates => list::templates(client, output).await,
         Command::Serve(_)
         | Command::Init(_)

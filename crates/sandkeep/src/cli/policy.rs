@@ -169,8 +169,21 @@ fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
     })
 }
 
-/// What `--network` and `--allow` ask for; `None` when neither was given.
+/// What `--network`, `--allow` and `--credential` ask for; `None` when none was given.
 pub async fn wish(client: &Client, args: &BoxArgs) -> Result<Option<Value>> {
+    let policy = wished_policy(client, args).await?;
+    if args.credential.is_empty() {
+        return Ok(policy);
+    }
+    let mut wish = policy.unwrap_or_else(|| json!({}));
+    match wish.get_mut("credentials").and_then(Value::as_array_mut) {
+        Some(list) => list.extend(args.credential.iter().cloned()),
+        None => wish["credentials"] = args.credential.clone().into(),
+    }
+    Ok(Some(wish))
+}
+
+async fn wished_policy(client: &Client, args: &BoxArgs) -> Result<Option<Value>> {
     let named = args.network.as_deref().map(named).transpose()?;
     if args.allow.is_empty() {
         return Ok(named);

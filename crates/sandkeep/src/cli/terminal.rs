@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use serde::Serialize;
 
 /// Puts the terminal of standard input into raw mode until dropped, so that every key
@@ -23,6 +23,29 @@ impl RawTerminal {
 }
 
 impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        // Nothing can be done if it fails, and the shell resets the terminal anyway.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &self.before);
+    }
+}
+
+/// The terminal does not show what is typed until dropped.
+#[derive(Debug)]
+pub struct HiddenInput {
+    before: Termios,
+}
+
+impl HiddenInput {
+    pub fn enter() -> io::Result<Self> {
+        let before = tcgetattr(io::stdin())?;
+        let mut hidden = before.clone();
+        hidden.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(io::stdin(), OptionalActions::Flush, &hidden)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for HiddenInput {
     fn drop(&mut self) {
         // Nothing can be done if it fails, and the shell resets the terminal anyway.
         let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &self.before);
