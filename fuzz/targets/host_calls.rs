@@ -2,20 +2,23 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sandkeep_agent_api::host::{HttpError, InitRequest, LogsResponse, Metrics, PortsResponse};
+use sandkeep_agent_api::host::{
+    HttpError, InitRequest, LogsResponse, Metrics, PortsResponse, SignalRequest,
+};
 use sandkeep_fuzz::json_round_trip;
 
 fuzz_target!(|data: &[u8]| {
     let Some((kind, json)) = data.split_first() else {
         return;
     };
-    match kind % 6 {
+    match kind.wrapping_sub(b'0') % 7 {
         0 => json_round_trip::<InitRequest>(json),
         1 => json_round_trip::<PortsResponse>(json),
         2 => json_round_trip::<LogsResponse>(json),
         3 => metrics(json),
         4 => json_round_trip::<HttpError<u16>>(json),
-        _ => json_round_trip::<HttpError<String>>(json),
+        5 => json_round_trip::<HttpError<String>>(json),
+        _ => json_round_trip::<SignalRequest>(json),
     }
 });
 

@@ -8,10 +8,30 @@ use serde::{Deserialize, Serialize};
 pub const INIT_PATH: &str = "/sandkeep.host/init";
 /// `POST`, answers 204: reads into the page cache what a first command needs.
 pub const WARM_PATH: &str = "/sandkeep.host/warm";
+/// `POST` [`TrustRequest`], answers 204. May be called again: the last one holds.
+pub const TRUST_PATH: &str = "/sandkeep.host/trust";
 /// `GET`, answers [`PortsResponse`].
 pub const PORTS_PATH: &str = "/sandkeep.host/ports";
 /// `GET ?after=N`, answers [`LogsResponse`].
 pub const LOGS_PATH: &str = "/sandkeep.host/logs";
+/// `POST` [`SignalRequest`], answers 204.
+pub const SIGNAL_PATH: &str = "/sandkeep.host/signal";
+
+/// Sends a process the agent started a signal that envd's protocol has no word for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignalRequest {
+    pub pid: u32,
+    pub signal: HostSignal,
+}
+
+/// The signals people send; envd's `SendSignal` has TERM and KILL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum HostSignal {
+    Int,
+    Quit,
+    Hup,
+}
 
 /// Who the box is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +51,13 @@ pub struct InitRequest {
     /// The host's clock, for boxes with a clock of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timestamp_ms: Option<i64>,
+}
+
+/// The certificate authority of the box, for the trust stores of its programs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrustRequest {
+    /// PEM. Its key stays with the host.
+    pub certificate: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

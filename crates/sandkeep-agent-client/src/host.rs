@@ -2,8 +2,8 @@
 
 use http::StatusCode;
 use sandkeep_agent_api::host::{
-    INIT_PATH, InitRequest, LOGS_PATH, ListeningPort, LogEntry, LogsResponse, Metrics, PORTS_PATH,
-    PortsResponse, WARM_PATH,
+    HostSignal, INIT_PATH, InitRequest, LOGS_PATH, ListeningPort, LogEntry, LogsResponse, Metrics,
+    PORTS_PATH, PortsResponse, SIGNAL_PATH, SignalRequest, TRUST_PATH, TrustRequest, WARM_PATH,
 };
 use sandkeep_model::Result;
 
@@ -25,6 +25,26 @@ impl Agent {
     pub async fn warm(&mut self) -> Result<()> {
         let until = self.until();
         let request = post(WARM_PATH, "application/json", json(&serde_json::json!({}))?)?;
+        self.whole(request, until).await?;
+        Ok(())
+    }
+
+    /// Has programs in the box trust this certificate, from the next process on.
+    pub async fn trust(&mut self, certificate: &str) -> Result<()> {
+        let until = self.until();
+        let body = json(&TrustRequest {
+            certificate: certificate.to_owned(),
+        })?;
+        let request = post(TRUST_PATH, "application/json", body)?;
+        self.whole(request, until).await?;
+        Ok(())
+    }
+
+    /// Sends a process a signal that [`Agent::signal`] does not know.
+    pub async fn host_signal(&mut self, pid: u32, signal: HostSignal) -> Result<()> {
+        let until = self.until();
+        let body = json(&SignalRequest { pid, signal })?;
+        let request = post(SIGNAL_PATH, "application/json", body)?;
         self.whole(request, until).await?;
         Ok(())
     }

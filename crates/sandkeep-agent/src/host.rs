@@ -14,7 +14,7 @@ use sandkeep_agent_api::process::ProcessConfig;
 use tokio::time::timeout;
 
 use crate::connect::{error_response, json_response, read_json};
-use crate::process::{Launch, StdioKind, spawn};
+use crate::process::{Launch, StdioKind, host_signal, spawn};
 use crate::reap::Target;
 use crate::server::no_content;
 use crate::users::read_bounded;
@@ -25,7 +25,7 @@ const MAX_HOSTNAME: usize = 63;
 
 /// `GET /envs`: the environment of every process.
 pub(crate) fn envs(state: &State) -> Response<Body> {
-    json_response(StatusCode::OK, &state.settings().envs)
+    json_response(StatusCode::OK, &state.settings().environment())
 }
 
 pub(crate) fn ports() -> Response<Body> {
@@ -168,6 +168,17 @@ fn write_machine_id() -> io::Result<()> {
     write_file("/etc/machine-id", &format!("{id}\n"))
 }
 
+/// A signal for one process, from the host.
+pub(crate) async fn signal(state: State, request: Request<Incoming>) -> Response<Body> {
+    let sent = read_json(request.into_body())
+        .await
+        .and_then(|message| host_signal(&state, message));
+    match sent {
+        Ok(()) => no_content(),
+        Err(error) => error_response(&error),
+    }
+}
+
 /// Runs what every first command runs, so that its files are in memory when one comes.
 pub(crate) async fn warm(state: State) -> Response<Body> {
     match warm_up(&state).await {
@@ -184,7 +195,7 @@ async fn warm_up(state: &State) -> Result<(), ConnectError> {
         args: words.map(str::to_owned).to_vec(),
         ..Default::default()
     };
-    let box_envs = state.settings().envs.clone();
+    let box_envs = state.settings().environment();
     let cwd = if user.home.is_dir() {
         user.home.as_path()
     } else {

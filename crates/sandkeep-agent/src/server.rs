@@ -17,7 +17,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
 use crate::connect::error_response;
-use crate::{Body, State, empty_body, fs, host, metrics, process, tunnel};
+use crate::{Body, State, empty_body, fs, host, metrics, process, trust, tunnel};
 
 /// Connections served at once; more wait in the socket's queue.
 const MAX_CONNECTIONS: usize = 512;
@@ -101,6 +101,8 @@ async fn dispatch(state: State, request: Request<Incoming>) -> Response<Body> {
         (&Method::GET, "/envs") => host::envs(&state),
         (&Method::POST, host_api::INIT_PATH) => host::init(state, request).await,
         (&Method::POST, host_api::WARM_PATH) => host::warm(state).await,
+        (&Method::POST, host_api::TRUST_PATH) => trust::trust(state, request).await,
+        (&Method::POST, host_api::SIGNAL_PATH) => host::signal(state, request).await,
         (&Method::GET, host_api::PORTS_PATH) => host::ports(),
         (&Method::GET, host_api::LOGS_PATH) => host::logs(&state, request.uri().query()),
         _ => error_response(&ConnectError::not_found(format!("there is no {path} here"))),

@@ -201,6 +201,34 @@ async fn terminate_reaches_the_process_and_no_signal_is_refused() {
 }
 
 #[tokio::test]
+async fn the_host_sends_the_signals_envd_has_no_word_for() {
+    let agent = Agent::start();
+    let send = |pid: u32, name: &str| {
+        agent.http(
+            "POST",
+            "/sandkeep.host/signal",
+            json!({"pid": pid, "signal": name}).to_string(),
+        )
+    };
+    for (name, said) in [("INT", "130"), ("QUIT", "131"), ("HUP", "129")] {
+        let (pid, mut stream) = agent
+            .shell(&format!(
+                "trap 'echo {said}; exit 7' {name}; echo on; while :; do sleep 0.01; done"
+            ))
+            .await;
+        stream.output_until("on\n").await;
+        assert_eq!(send(pid, "STOP").await.0, 400);
+        assert_eq!(send(pid, name).await.0, 204);
+        let outcome = stream.outcome().await;
+        assert_eq!(outcome.stdout(), format!("{said}\n"));
+        assert_eq!(outcome.end.exit_code, 7);
+        assert_eq!(send(pid, name).await.0, 404);
+    }
+    // The agent itself is no process that it started.
+    assert_eq!(send(1, "INT").await.0, 404);
+}
+
+#[tokio::test]
 async fn readers_come_and_go() {
     let agent = Agent::start();
     let request = json!({"process": {"cmd": "cat"}, "tag": "the-cat"});

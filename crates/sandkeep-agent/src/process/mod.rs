@@ -9,14 +9,16 @@ mod start;
 mod stream;
 mod table;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use rustix::process::Signal as KernelSignal;
 use sandkeep_agent_api::ConnectError;
+use sandkeep_agent_api::host::{HostSignal, SignalRequest};
 use sandkeep_agent_api::process::{
-    Empty, ListResponse, SelectRequest, SendInputRequest, SendSignalRequest, Signal,
+    Empty, ListResponse, SelectRequest, Selector, SendInputRequest, SendSignalRequest, Signal,
     StreamInputRequest, UpdateRequest,
 };
 use tokio::time::timeout;
@@ -26,6 +28,7 @@ use crate::reap::Target;
 use crate::{Body, State};
 
 pub(crate) use spawn::{Launch, StdioKind, spawn};
+use table::Process;
 pub(crate) use table::Table;
 
 /// A killed process ends at once unless the kernel is busy for it.
@@ -137,30 +140,53 @@ async fn stream_input(
 }
 
 async fn send_signal(state: State, message: SendSignalRequest) -> Result<Empty, ConnectError> {
-    let process = state.processes().find_live(message.process.as_ref())?;
     let (signal, target) = match message.signal {
         Signal::Term => (KernelSignal::TERM, Target::Process),
         // What a killed shell had started goes with it.
         Signal::Kill => (KernelSignal::KILL, Target::Group),
         Signal::Unspecified => {
+            state.processes().find_live(message.process.as_ref())?;
             return Err(ConnectError::unimplemented(
                 "the signal is missing or unknown",
             ));
         }
     };
-    let sent = state
-        .reaper()
-        .signal(process.pid, target, signal)
-        .map_err(|error| ConnectError::internal(format!("cannot send the signal: {error}")))?;
-    if !sent {
-        let pid = process.number();
-        return Err(ConnectError::not_found(format!(
-            "process with pid {pid} not found"
-        )));
-    }
+    let process = deliver(&state, message.process.as_ref(), target, signal)?;
     if message.signal == Signal::Kill {
         // Who kills a process expects it to be gone when told so.
         let _ = timeout(KILL_WAIT, process.exited()).await;
     }
     Ok(Empty {})
+}
+
+/// The host's own call, for signals that envd has no word for.
+pub(crate) fn host_signal(state: &State, message: SignalRequest) -> Result<(), ConnectError> {
+    let signal = match message.signal {
+        HostSignal::Int => KernelSignal::INT,
+        HostSignal::Quit => KernelSignal::QUIT,
+        HostSignal::Hup => KernelSignal::HUP,
+    };
+    let process = Selector::Pid(message.pid);
+    deliver(state, Some(&process), Target::Process, signal).map(drop)
+}
+
+/// Sends a signal to a process that lives, and answers with the process.
+fn deliver(
+    state: &State,
+    selector: Option<&Selector>,
+    target: Target,
+    signal: KernelSignal,
+) -> Result<Arc<Process>, ConnectError> {
+    let process = state.processes().find_live(selector)?;
+    let sent = state
+        .reaper()
+        .signal(process.pid, target, signal)
+        .map_err(|error| ConnectError::internal(format!("cannot send the signal: {error}")))?;
+    if sent {
+        return Ok(process);
+    }
+    let pid = process.number();
+    Err(ConnectError::not_found(format!(
+        "process with pid {pid} not found"
+    )))
 }

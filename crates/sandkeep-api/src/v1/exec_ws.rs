@@ -14,7 +14,10 @@ use futures_util::{
     SinkExt, StreamExt,
     stream::{SplitSink, SplitStream},
 };
-use sandkeep_agent_api::process::{ProcessConfig, Selector, Signal, StartRequest};
+use sandkeep_agent_api::{
+    host::HostSignal,
+    process::{Selector, Signal},
+};
 use sandkeep_agent_client::Agent;
 use sandkeep_model::{Code, Error, Result, SandboxId, State as BoxState};
 use serde::{Deserialize, Serialize};
@@ -312,7 +315,7 @@ async fn feed(
                 }
             },
         };
-        if let Err(error) = give(&mut agent, &state, &id, pid, tty, input).await {
+        if let Err(error) = give(&mut agent, pid, tty, input).await {
             // Usual when the command has just ended or closed its input.
             tracing::debug!(sandbox = %id, pid, %error, "feeding a command");
         }
@@ -320,14 +323,7 @@ async fn feed(
     }
 }
 
-async fn give(
-    agent: &mut Agent,
-    state: &Shared,
-    id: &SandboxId,
-    pid: u32,
-    tty: bool,
-    input: Input,
-) -> Result<()> {
+async fn give(agent: &mut Agent, pid: u32, tty: bool, input: Input) -> Result<()> {
     let process = || Selector::Pid(pid);
     match input {
         Input::Bytes(bytes) if tty => agent.send_pty(process(), &bytes).await,
@@ -345,30 +341,11 @@ async fn give(
             // The terminal knows who is in the foreground; we do not.
             SignalName::Int if tty => agent.send_pty(process(), b"\x03").await,
             SignalName::Quit if tty => agent.send_pty(process(), b"\x1c").await,
-            SignalName::Int => by_shell(state, id, pid, "INT").await,
-            SignalName::Quit => by_shell(state, id, pid, "QUIT").await,
-            SignalName::Hup => by_shell(state, id, pid, "HUP").await,
+            SignalName::Int => agent.host_signal(pid, HostSignal::Int).await,
+            SignalName::Quit => agent.host_signal(pid, HostSignal::Quit).await,
+            SignalName::Hup => agent.host_signal(pid, HostSignal::Hup).await,
         },
     }
-}
-
-/// envd's protocol knows only TERM and KILL; the shell of the box knows the rest.
-async fn by_shell(state: &Shared, id: &SandboxId, pid: u32, signal: &str) -> Result<()> {
-    let request = StartRequest {
-        process: Some(ProcessConfig {
-            cmd: "/bin/sh".to_owned(),
-            args: vec!["-c".to_owned(), format!("kill -s {signal} {pid}")],
-            ..ProcessConfig::default()
-        }),
-        pty: None,
-        tag: None,
-        stdin: Some(false),
-    };
-    let limit = Some(Duration::from_secs(10));
-    let agent = agent::open(state, id).await?;
-    let mut events = agent.start(&request, Some("root"), limit).await?;
-    while events.next().await?.is_some() {}
-    Ok(())
 }
 
 #[cfg(test)]
