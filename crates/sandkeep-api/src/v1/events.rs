@@ -50,12 +50,15 @@ pub(crate) struct EventList {
 /// kept. Each event's `id` is its `seq`, its name the kind of event, its data one JSON
 /// object. A client that reads too slowly is cut off and can come back with its last id.
 ///
+/// With `follow=false` the stream ends after the events that there were when it was asked for.
+///
 /// `format=json` answers at once instead: `{"events": [...]}`, the oldest kept ones after
 /// `after`, at most 1000.
 #[utoipa::path(get, path = "/v1/events", tag = "events",
     params(
         ("after" = Option<i64>, Query, description = "Begin after this `seq`"),
         ("sandbox_id" = Option<String>, Query, description = "Only events of this sandbox"),
+        ("follow" = Option<bool>, Query, description = "Whether to wait for what is yet to happen; `true` when left out"),
         ("format" = Option<String>, Query, description = "`sse`, or `json` for one answer"),
         ("Last-Event-ID" = Option<i64>, Header, description = "As `after`; sent by clients that come back"),
     ),
@@ -70,8 +73,9 @@ pub(crate) async fn events(
 ) -> Result<Response, NativeError> {
     let after = query.parsed::<i64>("after")?;
     let only = query.parsed::<SandboxId>("sandbox_id")?;
+    let follow = query.parsed::<bool>("follow")?.unwrap_or(true);
     let format = query.take("format")?;
-    query.finish("after, sandbox_id and format")?;
+    query.finish("after, sandbox_id, follow and format")?;
     // A client that comes back knows best, whatever its address says.
     let cursor = last_event_id(&headers)?.or(after);
     match format.as_deref() {
@@ -93,15 +97,18 @@ pub(crate) async fn events(
     }
     // The bell first: what happens from here on rings it.
     let bell = state.keeper.subscribe();
-    let cursor = match cursor {
-        Some(seq) => seq,
-        None => state.keeper.last_event().await?,
-    };
+    let newest = state.keeper.last_event().await?;
+    let cursor = cursor.unwrap_or(newest);
     let (tell, told) = mpsc::channel(WAITING);
     let teller = Teller { state, only, tell };
     tokio::spawn(async move {
+        let told = if follow {
+            teller.run(cursor, bell).await
+        } else {
+            teller.tell_between(cursor, newest).await.map(drop)
+        };
         // Whatever the reason, the client comes back with its last id.
-        if let Err(Some(error)) = teller.run(cursor, bell).await {
+        if let Err(Some(error)) = told {
             tracing::warn!(%error, "the stream of events broke off");
         }
     });
@@ -148,7 +155,7 @@ impl Teller {
     /// that says there are new ones. So nothing is missed, told twice or out of order.
     async fn run(&self, mut last: i64, mut bell: broadcast::Receiver<Event>) -> Result<(), Ended> {
         loop {
-            last = self.tell_after(last).await?;
+            last = self.tell_between(last, i64::MAX).await?;
             self.wait(&mut bell).await?;
         }
     }
@@ -177,8 +184,8 @@ impl Teller {
         }
     }
 
-    /// Tells everything after `seq` and answers with the last told.
-    async fn tell_after(&self, mut seq: i64) -> Result<i64, Ended> {
+    /// Tells everything after `seq` up to `newest`, and answers with the last told.
+    async fn tell_between(&self, mut seq: i64, newest: i64) -> Result<i64, Ended> {
         loop {
             let page = self
                 .state
@@ -188,6 +195,9 @@ impl Teller {
                 .map_err(Some)?;
             let full = page.len() >= PAGE as usize;
             for event in page {
+                if event.seq > newest {
+                    return Ok(seq);
+                }
                 seq = seq.max(event.seq);
                 self.send(line(&event)?).await?;
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::Method;
 use sandkeep_model::Error;
 use serde_json::Value;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{
     client::Client,
@@ -15,8 +15,6 @@ use super::{
 
 /// How often a log is asked for news.
 const LOG_INTERVAL: Duration = Duration::from_millis(500);
-/// After so much silence everything that is kept has been told.
-const SILENCE: Duration = Duration::from_millis(700);
 
 pub async fn logs(
     client: &Client,
@@ -58,9 +56,10 @@ pub async fn events(
     sandbox: Option<&str>,
     follow: bool,
 ) -> anyhow::Result<u8> {
-    let mut request = client
-        .request(Method::GET, &["events"])?
-        .query(&[("after", 0)]);
+    let mut request = client.request(Method::GET, &["events"])?.query(&[
+        ("after", "0"),
+        ("follow", if follow { "true" } else { "false" }),
+    ]);
     if let Some(name) = sandbox {
         let id = client.find(name).await?;
         request = request.query(&[("sandbox_id", id)]);
@@ -73,19 +72,8 @@ pub async fn events(
             error.without_url()
         ))
     };
-    loop {
-        let next = if follow {
-            response.chunk().await
-        } else {
-            // The stream never ends by itself; what is kept comes without a pause.
-            match timeout(SILENCE, response.chunk()).await {
-                Ok(next) => next,
-                Err(_) => return Ok(0),
-            }
-        };
-        let Some(chunk) = next.map_err(broke)? else {
-            return Ok(0);
-        };
+    // The server ends the stream, when it stops or has told what was asked for.
+    while let Some(chunk) = response.chunk().await.map_err(broke)? {
         for data in parser.feed(&chunk)? {
             let event: Value = serde_json::from_str(&data)
                 .map_err(|error| Error::internal(format!("an event is not JSON: {error}")))?;
@@ -96,6 +84,7 @@ pub async fn events(
             }
         }
     }
+    Ok(0)
 }
 
 fn event_line(event: &Value) -> String {
