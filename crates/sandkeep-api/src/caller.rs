@@ -4,8 +4,12 @@ use std::{convert::Infallible, fmt::Write as _};
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
-use sandkeep_model::Secret;
+use sandkeep_audit::{Action, Actor, Entry};
+use sandkeep_model::{Secret, SecretName};
+use sandkeep_secrets::SecretInfo;
 use sha2::{Digest as _, Sha256};
+
+use crate::state::ApiState;
 
 /// Enough to tell the keys of a server apart, far too little to find one again.
 const ID_BYTES: usize = 6;
@@ -23,6 +27,35 @@ impl Caller {
             let _ = write!(id, "{byte:02x}");
         }
         Self(id)
+    }
+}
+
+impl Caller {
+    /// Puts on record what was done. It is done, so a log that can not be written is told to
+    /// the operator and not to the client.
+    pub(crate) async fn did(&self, state: &ApiState, action: Action) {
+        let Some(audit) = &state.audit else {
+            return;
+        };
+        let entry = Entry::now(Actor::named(Some(&self.0)), None, action);
+        if let Err(error) = audit.append(entry).await {
+            tracing::error!(%error, "what a client did is not in the audit log");
+        }
+    }
+
+    /// A secret has a new value.
+    pub(crate) async fn set_secret(&self, state: &ApiState, info: &SecretInfo) {
+        let name = info.name.as_str().into();
+        let action = match info.version {
+            1 => Action::SecretCreated { name },
+            version => Action::SecretChanged { name, version },
+        };
+        self.did(state, action).await;
+    }
+
+    pub(crate) async fn removed_secret(&self, state: &ApiState, name: &SecretName) {
+        let name = name.as_str().into();
+        self.did(state, Action::SecretDeleted { name }).await;
     }
 }
 

@@ -129,6 +129,11 @@ impl Response {
     }
 }
 
+/// An error of ours in the words of this service.
+pub fn refusal(error: Error) -> Response {
+    Response::refusal(error)
+}
+
 pub fn handle(context: &MetadataContext<'_>, request: &Request<'_>) -> Response {
     handle_at(context, request, Timestamp::now())
 }

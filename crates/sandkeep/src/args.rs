@@ -7,7 +7,9 @@ use sandkeep_model::TemplateName;
 
 use crate::{
     cli::{
+        audit::{AUDIT_EXAMPLES, AuditArgs},
         credential::credential,
+        identity::IdentityCommand,
         secret::{SECRET_EXAMPLES, SecretCommand},
     },
     config::Settings,
@@ -132,6 +134,12 @@ pub enum Command {
     /// Values that are added to requests of boxes, which never see them
     #[command(subcommand, after_help = SECRET_EXAMPLES)]
     Secret(SecretCommand),
+    /// What happened, who did it, and whether the record is what was written
+    #[command(after_help = AUDIT_EXAMPLES)]
+    Audit(AuditArgs),
+    /// The keys that sign the tokens of boxes
+    #[command(subcommand)]
+    Identity(IdentityCommand),
     /// List the templates boxes can be made from
     Templates,
     /// Print a completion script for a shell
@@ -308,6 +316,15 @@ pub struct BoxArgs {
     /// Disk it may fill beyond its template, for example 5GiB; a bare number means MiB
     #[arg(long, value_name = "SIZE", value_parser = size_in_mib)]
     pub disk: Option<Size>,
+    /// Whose it is, in its tokens
+    #[arg(long, value_name = "NAME", help_heading = "Identity")]
+    pub org: Option<String>,
+    /// What it is for, in its tokens
+    #[arg(long, value_name = "NAME", help_heading = "Identity")]
+    pub task: Option<String>,
+    /// What it may do at others, in its tokens, for example repo:acme/web:read; may be repeated
+    #[arg(long, value_name = "SCOPE", help_heading = "Identity")]
+    pub scope: Vec<String>,
     /// What it may reach: air-gapped, package-registries, open, or a file with a policy
     #[arg(long, value_name = "PROFILE|FILE")]
     pub network: Option<String>,

@@ -10,6 +10,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use sandkeep_identity::SigningAlgorithm;
 use sandkeep_keeper::{KeeperConfig, Limiting, NetworkConfig, PoolConfig};
 use sandkeep_moat::policy::Profile;
 use sandkeep_model::{Error, Limits, Result, TemplateName};
@@ -17,7 +18,7 @@ use serde::Deserialize;
 
 use crate::{
     listed::{Listed, Resolver},
-    network::NetworkSettings,
+    network::{NetworkSettings, identity::IdentitySettings},
     quantity::{Size, Span},
 };
 
@@ -104,6 +105,21 @@ settings! {
     /// [default: a file in the state directory]
     #[arg(value_name = "COMMAND")]
     secrets_key_command: String = "SANDKEEP_SECRETS_KEY_COMMAND",
+    /// The address under which verifiers of tokens reach this server [default: where it listens]
+    #[arg(value_name = "URL")]
+    issuer_url: String = "SANDKEEP_ISSUER_URL",
+    /// The first part of the subject of tokens: spiffe://<domain>/box/<id> [default: the host of the issuer]
+    #[arg(value_name = "NAME")]
+    trust_domain: String = "SANDKEEP_TRUST_DOMAIN",
+    /// How tokens of boxes are signed: ES256, EdDSA or RS256 [default: ES256]
+    #[arg(value_name = "NAME")]
+    token_algorithm: SigningAlgorithm = "SANDKEEP_TOKEN_ALGORITHM",
+    /// Age at which the key that signs tokens is replaced; never: only by `identity rotate` [default: 30d]
+    #[arg(value_name = "SPAN")]
+    token_key_age: Span = "SANDKEEP_TOKEN_KEY_AGE",
+    /// Size at which the audit log goes on in a new file [default: 64MiB]
+    #[arg(value_name = "SIZE")]
+    audit_file_size: Size = "SANDKEEP_AUDIT_FILE_SIZE",
     /// Connections served at once; more are answered 503 [default: 20000]
     #[arg(value_name = "COUNT")]
     max_connections: usize = "SANDKEEP_MAX_CONNECTIONS",
@@ -153,6 +169,8 @@ pub struct Config {
     pub log_format: LogFormat,
     pub keeper: KeeperConfig,
     pub network: NetworkSettings,
+    pub identity: IdentitySettings,
+    pub audit_file_size: Size,
     /// Prints the key of the secrets; without it the key is a file of the state directory.
     pub secrets_key_command: Option<String>,
     /// The file that was read, for the log.
@@ -215,6 +233,16 @@ impl Config {
                 // Made when the host has been looked at.
                 network: NetworkConfig::default(),
             },
+            identity: IdentitySettings {
+                url: settings.issuer_url.map(|url| url.parse()).transpose()?,
+                trust_domain: settings.trust_domain.map(|name| name.parse()).transpose()?,
+                algorithm: settings.token_algorithm.unwrap_or_default(),
+                key_age: settings
+                    .token_key_age
+                    .unwrap_or(Span::Seconds(30 * 86_400))
+                    .duration(),
+            },
+            audit_file_size: Size(audit_file_size(settings.audit_file_size)?),
             network: NetworkSettings {
                 standing: settings.network_default.unwrap_or(Profile::AirGapped),
                 allow_private: settings.allow_private.map_or_else(Vec::new, |list| list.0),
@@ -233,6 +261,19 @@ impl Config {
             pool_size_bytes: self.storage_size.0,
             allow_unlimited_disk: self.allow_unlimited_disk,
         }
+    }
+}
+
+/// A file holds some entries at least, and is read in one piece by those who look after it.
+fn audit_file_size(wish: Option<Size>) -> Result<u64> {
+    let (least, most) = (64 << 10, 16 << 30);
+    match wish {
+        None => Ok(64 << 20),
+        Some(Size(bytes)) if (least..=most).contains(&bytes) => Ok(bytes),
+        Some(_) => Err(Error::invalid(
+            "audit_file_size",
+            "a file of the audit log has 64 KiB to 16 GiB",
+        )),
     }
 }
 

@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod desk;
 mod doctor;
+mod follow;
 mod greet;
 mod init;
 mod listed;
@@ -19,6 +20,7 @@ use std::{io, process::ExitCode};
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
+use cli::audit::{AuditArgs, AuditCommand};
 
 /// The name under which the server starts itself as the helper that makes boxes.
 pub const LAUNCHER: &str = "internal-launcher";
@@ -66,6 +68,10 @@ async fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Init(args) => init::init(output, &args).await,
         Command::Doctor(args) => doctor::doctor(output, &args).await,
         Command::Template(command) => init::template(output, command).await,
+        Command::Audit(AuditArgs {
+            command: Some(AuditCommand::Verify { path: Some(path) }),
+            ..
+        }) => cli::audit::verify_here(output, &path),
         command => Box::pin(cli::run(&cli.global, command)).await,
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     io::{self, Write},
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -10,10 +11,11 @@ use std::{
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use sandkeep_api::ApiState;
+use sandkeep_audit::{Audit, AuditConfig};
 use sandkeep_gateway::{Gateway, GatewayConfig};
-use sandkeep_keeper::{Keeper, KeeperConfig};
+use sandkeep_identity::Issuer;
+use sandkeep_keeper::{DenialBell, Keeper, KeeperConfig};
 use sandkeep_model::{Error, Result};
-use sandkeep_secrets::SecretStore;
 use sandkeep_store::Store;
 use sandkeep_vault::Vault;
 use sandkeep_ward::Ward;
@@ -22,6 +24,7 @@ use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
+    task::spawn_blocking,
 };
 
 use crate::{
@@ -29,8 +32,12 @@ use crate::{
     args::ServeArgs,
     config::Config,
     desk::{Desk, room_for_connections},
+    follow::follow,
     greet, logging,
     network::{
+        Parts,
+        audit::Witness,
+        identity::{self, Identities},
         network,
         secrets::{self, Edge},
     },
@@ -59,7 +66,29 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         .map_err(|error| Error::internal(format!("starting the metrics: {error}")))?;
 
     let secrets = secrets::open(&config.state, config.secrets_key_command.as_deref()).await?;
-    let keeper = open_keeper(&config, &state, &secrets).await?;
+    let audit = open_audit(&config).await?;
+    let issuer = open_issuer(&config, listener.local_addr()?).await?;
+    let denials = DenialBell::default();
+    let witness = Arc::new(Witness::new(audit.clone(), denials.clone()));
+    let identities = Identities::new(Arc::clone(&issuer), audit.clone());
+    let parts = Parts {
+        edge: Edge {
+            store: Arc::clone(&secrets),
+            tokens: Some(identities.clone()),
+            uses: Some(witness.clone()),
+        },
+        denials,
+        witness: Arc::clone(&witness),
+        identities: Arc::clone(&identities),
+    };
+    let keeper = open_keeper(&config, &state, parts).await?;
+    identities.meet(keeper.finder());
+    let (last_call, stopping) = watch::channel(false);
+    let follower = tokio::spawn(follow(keeper.clone(), audit.clone(), stopping));
+    let key_age = config.identity.key_age;
+    let records = tokio::spawn(async move {
+        tokio::join!(witness.sum_up(), identities.upkeep(key_age));
+    });
     let sweep = tokio::spawn(secrets::sweep(Arc::clone(&secrets), keeper.clone()));
     let upkeep = tokio::spawn({
         let metrics = metrics.clone();
@@ -79,6 +108,8 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     );
     api.domain.clone_from(&config.domain);
     api.secrets = Some(secrets);
+    api.issuer = Some(issuer);
+    api.audit = Some(audit.clone());
     let streams = api.shutdown.clone();
     let gateway = Gateway::new(
         keeper.clone(),
@@ -117,15 +148,38 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     keeper.shutdown().await;
     upkeep.abort();
     sweep.abort();
+    records.abort();
+    last_call.send_replace(true);
+    // Nothing is left to do about a follower that broke.
+    let _ = follower.await;
+    if let Err(error) = audit.flush().await {
+        tracing::error!(%error, "the end of the audit log is not durable");
+    }
     drop(state);
     Ok(0)
 }
 
-async fn open_keeper(
-    config: &Config,
-    state: &StateDir,
-    secrets: &Arc<SecretStore>,
-) -> Result<Keeper> {
+async fn open_audit(config: &Config) -> Result<Audit> {
+    let dir = config.state.join("audit");
+    let settings = AuditConfig {
+        segment_bytes: config.audit_file_size.0,
+        ..AuditConfig::default()
+    };
+    spawn_blocking(move || Audit::open_with(&dir, settings))
+        .await
+        .map_err(|_| Error::internal("opening the audit log was broken off"))?
+        .map_err(|error| error.context("opening the audit log"))
+}
+
+/// The first key may be an RSA key, which takes its time.
+async fn open_issuer(config: &Config, listen: SocketAddr) -> Result<Arc<Issuer>> {
+    let (state, settings) = (config.state.clone(), config.identity.clone());
+    spawn_blocking(move || identity::open(&state, listen, &settings))
+        .await
+        .map_err(|_| Error::internal("opening the identity keys was broken off"))?
+}
+
+async fn open_keeper(config: &Config, state: &StateDir, parts: Parts) -> Result<Keeper> {
     let vault = Vault::open(config.vault()).await?;
     let template = &config.keeper.pool.template;
     if vault.template(template).await?.is_none() {
@@ -142,7 +196,7 @@ async fn open_keeper(
     let ward = ContainerWard::new(container_config(state.path(), state.install_agent()?))?;
     let wards: Vec<Arc<dyn Ward>> = vec![ward];
     let keeper = KeeperConfig {
-        network: network(&config.network, Edge::new(Arc::clone(secrets))).await?,
+        network: network(&config.network, parts).await?,
         ..config.keeper.clone()
     };
     Keeper::open(keeper, store, vault, wards).await

@@ -9,6 +9,7 @@ use sandkeep_secrets::SecretInfo;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    caller::Caller,
     error::E2bError,
     extract::{E2bJson, path_part},
     secrets::{remove, set, store, work},
@@ -71,6 +72,7 @@ pub(crate) async fn list(State(state): State<Shared>) -> Result<Json<Vec<SecretB
 
 pub(crate) async fn create(
     State(state): State<Shared>,
+    caller: Caller,
     E2bJson(request): E2bJson<NewSecret>,
 ) -> Result<(StatusCode, Json<SecretBody>), E2bError> {
     let value = Secret::new(request.value);
@@ -78,6 +80,7 @@ pub(crate) async fn create(
     let store = store(&state)?;
     let metadata = request.metadata.unwrap_or_default();
     let made = work(move || store.create(name, &value, metadata)).await?;
+    caller.set_secret(&state, &made).await;
     Ok((StatusCode::CREATED, Json(made.into())))
 }
 
@@ -90,20 +93,24 @@ pub(crate) async fn get(
 
 pub(crate) async fn change(
     State(state): State<Shared>,
+    caller: Caller,
     mut parts: Parts,
     E2bJson(request): E2bJson<SecretChange>,
 ) -> Result<Json<SecretBody>, E2bError> {
     let value = Secret::new(request.value);
     let name = named(&state, &mut parts).await?.name;
     let changed = set(&state, name, value, request.metadata).await?;
+    caller.set_secret(&state, &changed).await;
     Ok(Json(changed.into()))
 }
 
 pub(crate) async fn delete(
     State(state): State<Shared>,
+    caller: Caller,
     mut parts: Parts,
 ) -> Result<StatusCode, E2bError> {
     let name = named(&state, &mut parts).await?.name;
-    remove(&state, name, false).await?;
+    let gone = remove(&state, name, false).await?;
+    caller.removed_secret(&state, &gone.name).await;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,7 +1,7 @@
 //! Identities of boxes, where this server is the verifier.
 
 use axum::{Json, extract::State};
-use sandkeep_audit::{Action, Actor, Entry};
+use sandkeep_audit::Action;
 use sandkeep_identity::Verified;
 use sandkeep_model::{Audience, Identity, Label, NamedTokens, SandboxId, Scopes, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -134,12 +134,9 @@ pub(crate) async fn rotate(
     let kid = tokio::task::spawn_blocking(move || issuer(&at_work)?.rotate())
         .await
         .map_err(|_| sandkeep_model::Error::internal("making a key was broken off"))??;
-    if let Some(audit) = &state.audit {
-        let action = Action::SigningKeyRotated {
-            kid: kid.as_str().into(),
-        };
-        let by = Actor::named(Some(&caller.0));
-        audit.append(Entry::now(by, None, action)).await?;
-    }
+    let action = Action::SigningKeyRotated {
+        kid: kid.as_str().into(),
+    };
+    caller.did(&state, action).await;
     Ok(Json(RotatedView { kid }))
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
+    caller::Caller,
     error::NativeError,
     extract::{NativeJson, path_part},
     query::NativeQuery,
@@ -89,11 +90,13 @@ fn view(info: SecretInfo, bound: &[BoundTo]) -> SecretView {
     responses((status = 201, body = SecretView), (status = 200, body = SecretView, description = "It has a new value")))]
 pub(crate) async fn set(
     State(state): State<Shared>,
+    caller: Caller,
     NativeJson(request): NativeJson<SecretRequest>,
 ) -> Result<(StatusCode, Json<SecretView>), NativeError> {
     let value = Secret::new(request.value);
     let name: SecretName = request.name.parse()?;
     let info = secrets::set(&state, name, value, request.metadata).await?;
+    caller.set_secret(&state, &info).await;
     let status = if info.version == 1 {
         StatusCode::CREATED
     } else {
@@ -121,12 +124,14 @@ pub(crate) async fn list(State(state): State<Shared>) -> Result<Json<SecretList>
     responses((status = 204, description = "It is gone")))]
 pub(crate) async fn remove(
     State(state): State<Shared>,
+    caller: Caller,
     NativeQuery(mut query): NativeQuery,
     mut parts: Parts,
 ) -> Result<StatusCode, NativeError> {
     let name: SecretName = path_part(&mut parts, &state, "name").await?.parse()?;
     let force = query.parsed::<bool>("force")?.unwrap_or(false);
     query.finish("force")?;
-    secrets::remove(&state, name, force).await?;
+    let gone = secrets::remove(&state, name, force).await?;
+    caller.removed_secret(&state, &gone.name).await;
     Ok(StatusCode::NO_CONTENT)
 }

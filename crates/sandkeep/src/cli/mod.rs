@@ -1,9 +1,11 @@
 //! Commands that talk to a server.
 
+pub mod audit;
 mod client;
 mod cp;
 pub mod credential;
 mod exec;
+pub mod identity;
 mod list;
 pub mod output;
 mod policy;
@@ -53,6 +55,8 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
             list::set_timeout(client, output, &sandbox, span).await
         }
         Command::Policy(command) => policy::policy(client, output, command).await,
+        Command::Audit(args) => audit::audit(client, output, args).await,
+        Command::Identity(command) => identity::identity(client, output, command).await,
         Command::Secret(command) => secret::secret(client, output, command).await,
         Command::Templates => list::templates(client, output).await,
         Command::Serve(_)

@@ -113,14 +113,18 @@ fn body(wish: &BoxArgs, timeout: Span) -> Value {
             limits.insert(name.to_owned(), value.into());
         }
     }
-    json!({
+    let mut body = json!({
         "template": wish.template.as_str(),
         "isolation": wish.isolation,
         "limits": limits,
         "timeout_seconds": timeout.seconds(),
         "env": map(&wish.env),
         "metadata": map(&wish.metadata),
-    })
+    });
+    if wish.org.is_some() || wish.task.is_some() || !wish.scope.is_empty() {
+        body["identity"] = json!({"org": wish.org, "task": wish.task, "scopes": wish.scope});
+    }
+    body
 }
 
 fn id_of(made: &Value) -> Result<&str> {
@@ -155,6 +159,12 @@ mod tests {
         let Command::Create(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("not create")
         };
+        let mut named = args.sandbox.clone();
+        named.org = Some("acme".to_owned());
+        assert_eq!(
+            body(&named, args.timeout)["identity"],
+            json!({"org": "acme", "task": null, "scopes": []})
+        );
         assert_eq!(
             body(&args.sandbox, args.timeout),
             json!({

@@ -1,5 +1,7 @@
 //! The moat of this server, from its settings.
 
+pub mod audit;
+pub mod identity;
 pub mod secrets;
 
 use std::{path::PathBuf, sync::Arc};
@@ -7,13 +9,13 @@ use std::{path::PathBuf, sync::Arc};
 use ipnet::IpNet;
 use sandkeep_keeper::{DenialBell, NetworkConfig};
 use sandkeep_moat::{
-    Moat, MoatConfig, UpstreamDns,
+    InsideDesk, Moat, MoatConfig, UpstreamDns,
     policy::{Policy, Profile, Registries},
 };
 use sandkeep_model::{Error, Result};
 use sandkeep_ward::Check;
 
-use self::secrets::Edge;
+use self::{audit::Witness, identity::Identities, secrets::Edge};
 use crate::listed::Resolver;
 
 /// What the operator decided about the network of boxes.
@@ -29,16 +31,31 @@ pub struct NetworkSettings {
     pub upstream_ca: Option<PathBuf>,
 }
 
+/// What the moat works with.
+pub struct Parts {
+    pub edge: Edge,
+    /// Rung by the witness.
+    pub denials: DenialBell,
+    pub witness: Arc<Witness>,
+    pub identities: Arc<Identities>,
+}
+
 /// Looks whether this host can have a moat, and makes it.
-pub async fn network(settings: &NetworkSettings, edge: Edge) -> Result<NetworkConfig> {
-    let denials = DenialBell::default();
+pub async fn network(settings: &NetworkSettings, parts: Parts) -> Result<NetworkConfig> {
+    let Parts {
+        edge,
+        denials,
+        witness,
+        identities,
+    } = parts;
     let authority_seed = Some(edge.store.subkey("authorities of boxes")?);
     let interceptor = edge.interceptor(settings.upstream_ca.as_deref())?;
     let moat = match sandkeep_moat::probe().await {
         Ok(()) => Some(Moat::new(MoatConfig {
             upstream_dns: upstream(&settings.dns),
             allow_private: settings.allow_private.clone(),
-            hooks: Arc::new(denials.clone()),
+            hooks: witness,
+            inside: Some(Arc::new(InsideDesk::new(Some(identities)))),
             interceptor: Some(Arc::new(interceptor)),
             authority_seed,
             ..MoatConfig::default()

@@ -32,12 +32,21 @@ pub async fn open(state: &Path, command: Option<&str>) -> Result<Arc<SecretStore
 
 /// Makes tokens of boxes for the edge to attach.
 pub trait Tokens: Send + Sync {
-    fn token(&self, id: &SandboxId, audience: &Audience) -> Result<Secret>;
+    fn token<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        audience: &'a Audience,
+    ) -> BoxFuture<'a, Result<Secret>>;
 }
 
 /// Told of every use of a secret or token, before the request leaves. It must not block.
 pub trait Uses: Send + Sync {
     fn used(&self, occasion: &SecretUse<'_>);
+
+    /// Waited for before a value is given out; `None`: there is room to write its use down.
+    fn room(&self) -> Option<BoxFuture<'_, ()>> {
+        None
+    }
 }
 
 /// What the edge adds to requests.
@@ -49,14 +58,6 @@ pub struct Edge {
 }
 
 impl Edge {
-    pub fn new(store: Arc<SecretStore>) -> Self {
-        Self {
-            store,
-            tokens: None,
-            uses: None,
-        }
-    }
-
     /// `more`: a file with certificate authorities that are trusted besides those of this host.
     pub fn interceptor(self, more: Option<&Path>) -> Result<TlsInterceptor> {
         let trust = match more {
@@ -72,12 +73,16 @@ impl Edge {
 
 impl SecretSource for Edge {
     fn value<'a>(&'a self, id: &'a SandboxId, source: &'a Source) -> BoxFuture<'a, Result<Secret>> {
-        let value = match (source, &self.tokens) {
-            (Source::Secret(name), _) => self.store.reveal(name),
-            (Source::Token(audience), Some(tokens)) => tokens.token(id, audience),
-            (Source::Token(_), None) => Err(Error::not_found("this server makes no tokens")),
-        };
-        Box::pin(std::future::ready(value))
+        Box::pin(async move {
+            if let Some(room) = self.uses.as_ref().and_then(|uses| uses.room()) {
+                room.await;
+            }
+            match (source, &self.tokens) {
+                (Source::Secret(name), _) => self.store.reveal(name),
+                (Source::Token(audience), Some(tokens)) => tokens.token(id, audience).await,
+                (Source::Token(_), None) => Err(Error::not_found("this server makes no tokens")),
+            }
+        })
     }
 
     fn used(&self, occasion: &SecretUse<'_>) {
@@ -126,7 +131,11 @@ mod tests {
             .unwrap();
         drop(store);
         let command = format!("cat {}", key.display());
-        let edge = Edge::new(open(state.path(), Some(&command)).await.unwrap());
+        let edge = Edge {
+            store: open(state.path(), Some(&command)).await.unwrap(),
+            tokens: None,
+            uses: None,
+        };
         let id = SandboxId::random();
         let value = edge.value(&id, &Source::Secret(name)).await.unwrap();
         assert_eq!(value, Secret::new("canary"));
