@@ -69,6 +69,7 @@ impl Core {
                 self.tasks.spawn(Arc::clone(self).listen(events));
             }
         }
+        self.prepare_disks(&self.config.pool.template);
         self.tasks.spawn(Arc::clone(self).expire());
         self.tasks.spawn(Arc::clone(self).keep_pool());
         self.tasks.spawn(Arc::clone(self).tell_denials());

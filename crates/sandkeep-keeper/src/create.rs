@@ -1,10 +1,13 @@
 //! Making a box.
 
 use std::{
+    any::Any,
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use futures_util::FutureExt as _;
 use sandkeep_agent_client::Agent;
 use sandkeep_model::{
     Code, CreateSandbox, Error, GoneReason, Identity, Limits, OnTimeout, Result, Sandbox,
@@ -25,6 +28,7 @@ use crate::{
 
 /// No ward needs this long unless something hangs.
 const START_DEADLINE: Duration = Duration::from_secs(30);
+const AFTER_A_START: Duration = Duration::from_millis(50);
 
 /// A request that may be carried out.
 pub struct Plan {
@@ -172,11 +176,22 @@ impl Core {
             self.vault
                 .create_disk(&entry.id, &sandbox.template, sandbox.limits.disk_bytes())
         );
+        self.prepare_disks(&sandbox.template);
         if let Err(error) = written {
             self.never_was(entry).await;
             return Err(error.context("creating a sandbox"));
         }
-        match self.start(entry, &sandbox, disk).await {
+        // A panic in here would leave the box `creating` for ever, and end the task that fills
+        // the pool. Nothing half changed is looked at again: the box is cleared away.
+        let started = AssertUnwindSafe(self.start(entry, &sandbox, disk))
+            .catch_unwind()
+            .await
+            .unwrap_or_else(|panic| {
+                tracing::error!(id = %entry.id, panic = panic_text(panic.as_ref()), "a panic while a box was made");
+                Err(Error::internal("the work ended early; the server's log tells more")
+                    .context("starting the box"))
+            });
+        match started {
             Ok(up) => Ok(up),
             Err(error) => Err(self.give_up(entry, error).await),
         }
@@ -256,6 +271,22 @@ impl Core {
         error
     }
 
+    /// Has the next disk of this template ready, a moment after a box was made: it is in nobody's
+    /// way then.
+    pub fn prepare_disks(&self, template: &TemplateName) {
+        let (vault, closing) = (self.vault.clone(), self.closing.clone());
+        let template = template.clone();
+        self.tasks.spawn(async move {
+            let pause = tokio::time::sleep(AFTER_A_START);
+            if closing.run_until_cancelled(pause).await.is_none() {
+                return;
+            }
+            if let Err(error) = vault.prepare_disks(&template).await {
+                tracing::debug!(%template, %error, "no disk was made ahead");
+            }
+        });
+    }
+
     /// The ledger refused the row: there is nothing but perhaps a disk.
     async fn never_was(&self, entry: &Arc<Entry>) {
         if let Err(error) = self.vault.remove_disk(&entry.id).await {
@@ -287,6 +318,12 @@ impl Core {
             }
         }
     }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("without a text")
 }
 
 /// A box that begins now and belongs to nobody in particular.

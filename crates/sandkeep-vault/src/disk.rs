@@ -8,7 +8,9 @@ use std::{
     process::Command,
 };
 
-use crate::{btrfs, doing::Doing as _, pool::PoolKind, quota::QuotaKind, template, vault::Inner};
+use crate::{
+    btrfs, doing::Doing as _, pool::PoolKind, quota::QuotaKind, spare, template, vault::Inner,
+};
 
 /// The root directory of one box.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,12 +47,16 @@ pub fn create(vault: &Inner, id: &SandboxId, template: &TemplateName, limit: u64
         return Err(template::not_found(template));
     };
     let path = disk_path(vault, id);
-    let staged = vault.layout.stage(&vault.quota);
+    let spare = spare::take(vault, &template);
+    let made = spare.is_some();
+    let staged = spare.unwrap_or_else(|| vault.layout.stage(&vault.quota));
     if vault.pool.kind == PoolKind::PlainDirectory {
         copy_tree(&template.path, &staged.path)?;
     } else {
-        btrfs::snapshot(&template.path, &staged.path)
-            .doing_to("making the disk from", &template.path)?;
+        if !made {
+            btrfs::snapshot(&template.path, &staged.path)
+                .doing_to("making the disk from", &template.path)?;
+        }
         let dir = btrfs::open_dir(&staged.path).doing_to("opening", &staged.path)?;
         let volume = btrfs::subvolume_id(dir.as_fd()).doing("asking for the id of the disk")?;
         vault

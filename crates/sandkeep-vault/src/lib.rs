@@ -19,6 +19,7 @@ mod progress;
 mod quota;
 mod recipe;
 mod sources;
+mod spare;
 mod staging;
 mod template;
 mod vault;

@@ -57,8 +57,13 @@ impl Layout {
 
     /// A place nobody else uses, removed with all in it if the guard is dropped.
     pub fn stage<'a>(&'a self, quota: &'a Quota) -> Staged<'a> {
+        self.staged(self.staging.join(random_token(16)), quota)
+    }
+
+    /// The guard of something that was made before and [kept](Staged::keep).
+    pub fn staged<'a>(&'a self, path: PathBuf, quota: &'a Quota) -> Staged<'a> {
         Staged {
-            path: self.staging.join(random_token(16)),
+            path,
             layout: self,
             quota,
         }
@@ -226,6 +231,12 @@ pub struct Staged<'a> {
 }
 
 impl Staged<'_> {
+    /// Lets it stay in the staging place until somebody needs it, or the next sweep.
+    pub fn keep(mut self) -> PathBuf {
+        // What has no name is not there, so dropping the guard removes nothing.
+        std::mem::take(&mut self.path)
+    }
+
     /// Moves it to its place in one step. `Ok(false)`: the place is taken.
     pub fn commit(self, target: &Path) -> Result<bool> {
         let moved = rustix::fs::renameat_with(

@@ -18,6 +18,7 @@ use crate::{
     pool::{Pool, PoolInfo, PoolKind},
     progress::Progress,
     quota::{Quota, Tidied},
+    spare::{self, Spares},
     staging::Layout,
     template::{self, TemplateInfo},
 };
@@ -46,6 +47,7 @@ pub struct Inner {
     pub layout: Layout,
     pub quota: Quota,
     pub allow_unlimited: bool,
+    pub spares: Spares,
     _locks: Vec<Lock>,
 }
 
@@ -86,6 +88,7 @@ impl Inner {
             layout,
             quota,
             allow_unlimited: config.allow_unlimited_disk,
+            spares: Spares::default(),
             _locks: locks,
         })
     }
@@ -105,6 +108,12 @@ impl Inner {
         let root = &self.pool.root;
         let dir = btrfs::open_dir(root).doing_to("opening", root)?;
         rustix::fs::syncfs(dir.as_fd()).doing_to("writing out", root)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        spare::clear(self);
     }
 }
 
@@ -151,7 +160,12 @@ impl Vault {
     /// Disks made from it live on.
     pub async fn remove_template(&self, name: &TemplateName) -> Result<()> {
         let name = name.clone();
-        self.run(move |vault| template::remove(vault, &name)).await
+        self.run(move |vault| {
+            template::remove(vault, &name)?;
+            spare::drop_of(vault, |of| of.name == name);
+            Ok(())
+        })
+        .await
     }
 
     /// Makes the template `base` from the host's own package sources, replacing an older
@@ -234,6 +248,14 @@ impl Vault {
             .await
     }
 
+    /// Has the next disks of this template ready before they are asked for. Returns at once
+    /// while somebody else does the same.
+    pub async fn prepare_disks(&self, template: &TemplateName) -> Result<()> {
+        let template = template.clone();
+        self.run(move |vault| spare::prepare(vault, &template))
+            .await
+    }
+
     pub async fn set_disk_limit(&self, id: &SandboxId, limit_bytes: u64) -> Result<()> {
         let id = id.clone();
         self.run(move |vault| disk::set_limit(vault, &id, limit_bytes))
@@ -266,7 +288,11 @@ impl Vault {
     /// Unmounts a pool file if nothing uses it. A server that stops does not call this:
     /// its boxes go on running.
     pub async fn close(&self) -> Result<()> {
-        self.run(|vault| vault.pool.unmount()).await
+        self.run(|vault| {
+            spare::clear(vault);
+            vault.pool.unmount()
+        })
+        .await
     }
 }
 

@@ -174,6 +174,45 @@ fn groups_above_templates(state: &State) -> usize {
 }
 
 #[tokio::test]
+async fn disks_made_ahead_are_as_good_as_any() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    vault.prepare_disks(&tiny).await.unwrap();
+    let ahead = state.staging();
+    assert!(ahead > 0);
+    vault.prepare_disks(&tiny).await.unwrap();
+    assert_eq!(state.staging(), ahead, "no more than enough");
+
+    // It becomes a disk, with the limit it is given then.
+    let own = id();
+    let disk = vault.create_disk(&own, &tiny, 4 * MIB).await.unwrap();
+    assert_eq!(state.staging(), ahead - 1);
+    let motd = fs::read_to_string(disk.path.join("etc/motd")).unwrap();
+    assert_eq!(motd, "hello\n");
+    let (written, error) = fill(&disk.path.join("mine"), 64 * MIB);
+    assert_eq!(error.unwrap().raw_os_error(), Some(EDQUOT));
+    assert!(written <= 4 * MIB, "{written} bytes went in");
+
+    // Those of a template that is gone go with it, and so does what is left at the end.
+    vault.remove_template(&tiny).await.unwrap();
+    assert_eq!(state.staging(), 0);
+    vault.prepare_disks(&tiny).await.unwrap();
+    assert_eq!(state.staging(), 0);
+    vault.remove_disk(&own).await.unwrap();
+    settle(&vault).await;
+    assert_eq!(groups_above_templates(&state), 0);
+}
+
+#[tokio::test]
+async fn disks_made_ahead_end_with_the_vault() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    vault.prepare_disks(&tiny).await.unwrap();
+    assert!(state.staging() > 0);
+    vault.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn one_disk_per_box_and_only_from_what_exists() {
     let state = State::new();
     let (vault, tiny) = state.with_template().await;
