@@ -74,13 +74,16 @@ pub(crate) fn read_bounded(path: &Path) -> io::Result<String> {
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(path)?;
-    if !file.metadata()?.is_file() {
+    let found = file.metadata()?;
+    if !found.is_file() {
         return Err(io::Error::other(format!(
             "{} is not a regular file",
             path.display()
         )));
     }
-    let mut bytes = Vec::new();
+    // In one read; every start of a process comes by here. One byte more shows the end.
+    let expected = usize::try_from(found.len().min(MAX_FILE)).unwrap_or(0);
+    let mut bytes = Vec::with_capacity(expected + 1);
     file.take(MAX_FILE).read_to_end(&mut bytes)?;
     Ok(match String::from_utf8(bytes) {
         Ok(text) => text,
