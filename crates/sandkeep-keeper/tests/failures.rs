@@ -52,6 +52,17 @@ async fn a_start_that_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_panics() {
+    let world = World::new().await;
+    let keeper = world.keeper().await;
+    world.ward.faults.panic.store(1, Ordering::SeqCst);
+    let error = fails_cleanly(&world, &keeper).await;
+    assert_eq!(error.code, Code::Internal);
+    let made = keeper.create(request()).await.unwrap();
+    keeper.kill(&made.id, GoneReason::Killed).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_does_not_answer() {
     let world = World::new().await;
     let keeper = world.keeper().await;

@@ -38,6 +38,17 @@ fn in_pool(world: &World) -> Vec<SandboxId> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_panics_does_not_end_the_filling() {
+    let world = world(1).await;
+    world.ward.faults.panic.store(1, Ordering::SeqCst);
+    let keeper = world.keeper().await;
+    pooled(&keeper, 1).await;
+    assert_eq!(in_pool(&world).len(), 1);
+    assert_eq!(world.ward.starts.load(Ordering::SeqCst), 2);
+    clear(world, keeper).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_claim_takes_a_waiting_box_and_the_pool_fills_again() {
     let world = world(2).await;
     let keeper = world.keeper().await;

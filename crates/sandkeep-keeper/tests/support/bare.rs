@@ -26,6 +26,8 @@ use tokio::{
 #[derive(Default)]
 pub struct Faults {
     pub start: AtomicUsize,
+    /// Starts that panic when the process of the box runs already.
+    pub panic: AtomicUsize,
     pub connect: AtomicUsize,
     pub destroy: AtomicUsize,
     pub set_limits: AtomicUsize,
@@ -221,6 +223,7 @@ impl Ward for BareWard {
         fs::write(self.file(&spec.id, "pid"), pid.to_string())?;
         self.pids.lock().unwrap().insert(spec.id.clone(), pid);
         self.watch(&spec.id, child);
+        strike(&self.faults.panic, "start").expect("a panic on purpose");
         while UnixStream::connect(&socket).await.is_err() {
             if !runs(pid) {
                 return Err(Error::internal("the agent ended at once"));
