@@ -1,12 +1,15 @@
-use std::sync::{Arc, Weak};
+use std::{
+    io::Read,
+    sync::{Arc, Weak},
+};
 
 use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
     CreateSandbox, Error, Event, Expiry, GoneReason, Isolation, ListFilter, Page, Result, Sample,
-    Sandbox, SandboxId, Secret, State, Template, Timestamp, Usage,
+    Sandbox, SandboxId, Secret, State, Template, TemplateName, Timestamp, Usage,
 };
 use sandkeep_store::Store;
-use sandkeep_vault::Vault;
+use sandkeep_vault::{ImportLimits, TemplateInfo, Vault};
 use sandkeep_ward::{Channel, Check, Ward};
 use tokio::sync::broadcast;
 use tokio_util::sync::DropGuard;
@@ -297,15 +300,24 @@ impl Keeper {
 
     pub async fn templates(&self) -> Result<Vec<Template>> {
         let found = self.core.vault.templates().await?;
-        Ok(found
-            .into_iter()
-            .map(|template| Template {
-                name: template.name,
-                created_at: template.created_at,
-                size_bytes: template.size_bytes,
-                origin: template.origin,
+        Ok(found.into_iter().map(template).collect())
+    }
+
+    /// Makes a template from a tar of a root file system (plain, gzip or zstd), within the
+    /// same bounds as an import without a server. Nothing is left when `archive` fails.
+    pub async fn import_template(
+        &self,
+        name: &TemplateName,
+        archive: impl Read + Send + 'static,
+    ) -> Result<Template> {
+        let (core, name) = (Arc::clone(&self.core), name.clone());
+        self.core
+            .finish(async move {
+                let limits = ImportLimits::default();
+                let made = core.vault.import_reader(&name, archive, limits, |_| {});
+                made.await.map(template)
             })
-            .collect())
+            .await
     }
 
     /// What the last look at the host found (at most a minute ago), and how many boxes there are.
@@ -321,5 +333,14 @@ impl Keeper {
     /// Stops the background work and finishes what is under way. Boxes go on.
     pub async fn shutdown(&self) {
         self.core.close().await;
+    }
+}
+
+fn template(found: TemplateInfo) -> Template {
+    Template {
+        name: found.name,
+        created_at: found.created_at,
+        size_bytes: found.size_bytes,
+        origin: found.origin,
     }
 }

@@ -16,6 +16,9 @@ use crate::{
     quantity::{Size, Span},
 };
 
+/// Where a server is that was told nothing else.
+pub const DEFAULT_URL: &str = "http://127.0.0.1:3000";
+
 const EXAMPLES: &str = "\
 Examples:
   sandkeep serve --listen 127.0.0.1:3000     start the server (as root)
@@ -44,7 +47,7 @@ pub struct Global {
         long,
         global = true,
         env = "SANDKEEP_URL",
-        default_value = "http://127.0.0.1:3000"
+        default_value = DEFAULT_URL
     )]
     pub url: String,
     /// Print JSON for programs instead of text for people
@@ -70,7 +73,8 @@ pub enum Command {
     Init(Box<InitArgs>),
     /// Look at this host: what works, what is missing, what to install
     Doctor(Box<DoctorArgs>),
-    /// Templates of this host: import and list
+    /// What boxes are made from: import and list, with or without a running server
+    #[command(after_help = TEMPLATE_EXAMPLES)]
     #[command(subcommand)]
     Template(TemplateCommand),
     /// Create a box, run a command in it, and destroy the box
@@ -145,6 +149,10 @@ pub enum Command {
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
 }
+
+const TEMPLATE_EXAMPLES: &str = "\
+A server that runs does the work itself; one that is stopped is not needed. With SANDKEEP_URL
+or --url it is done by that server, else by the one of the state directory on this host.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -235,7 +243,7 @@ pub enum TemplateCommand {
         #[command(flatten)]
         place: Place,
     },
-    /// List the templates of this host; needs no running server
+    /// List the templates
     Ls {
         #[command(flatten)]
         place: Place,

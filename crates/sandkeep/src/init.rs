@@ -1,19 +1,18 @@
-//! `init` and `template`: the storage and what boxes are made from. They need no server.
+//! `init`: the storage and what boxes are made from.
 
 use std::{
     io::{self, IsTerminal},
-    path::PathBuf,
     time::Duration,
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use sandkeep_model::{Error, Result, TemplateName, human_bytes};
-use sandkeep_vault::{ImportLimits, Progress, TemplateInfo, Vault};
+use sandkeep_model::{TemplateName, human_bytes};
+use sandkeep_vault::{Progress, TemplateInfo, Vault};
 use serde_json::{Value, json};
 
 use crate::{
-    args::{InitArgs, Place, TemplateCommand},
-    cli::{output::Output, show_templates},
+    args::InitArgs,
+    cli::output::Output,
     config::{Config, LogFormat},
     logging,
     state::{StateDir, require_root},
@@ -60,65 +59,8 @@ pub async fn init(output: Output, args: &InitArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-pub async fn template(output: Output, command: TemplateCommand) -> anyhow::Result<u8> {
-    logging::start(Some("warn"), LogFormat::Text)?;
-    match command {
-        TemplateCommand::Import { name, file, place } => import(output, name, file, &place).await,
-        TemplateCommand::Ls { place } => {
-            let (_state, vault) = open(&place, "template ls").await?;
-            let list: Vec<Value> = vault.templates().await?.iter().map(view).collect();
-            show_templates(output, &list)
-        }
-    }
-}
-
-async fn import(
-    output: Output,
-    name: TemplateName,
-    file: PathBuf,
-    place: &Place,
-) -> anyhow::Result<u8> {
-    let (_state, vault) = open(place, "template import").await?;
-    let bar = Bar::new(name.as_str());
-    let limits = ImportLimits::default();
-    let imported = if file.as_os_str() == "-" {
-        vault
-            .import_reader(&name, io::stdin(), limits, bar.follow())
-            .await
-    } else {
-        vault.import_tar(&name, file, limits, bar.follow()).await
-    };
-    bar.finish();
-    let template = imported?;
-    if output.json {
-        output.json(&view(&template))?;
-    } else {
-        output.line(&format!(
-            "template {} imported ({})",
-            template.name,
-            human_bytes(template.size_bytes)
-        ))?;
-    }
-    Ok(0)
-}
-
-async fn open(place: &Place, command: &str) -> Result<(StateDir, Vault)> {
-    let config = Config::load(place.settings(), None)?;
-    require_root(command)?;
-    let state = StateDir::take(&config.state).map_err(|error| {
-        // A running server holds the storage; it can answer the question itself.
-        if error.code == sandkeep_model::Code::Conflict {
-            let hint = "stop the server first (boxes go on running); `sandkeep templates` lists them while it runs";
-            Error { hint: Some(hint.to_owned()), ..error }
-        } else {
-            error
-        }
-    })?;
-    let vault = Vault::open(config.vault()).await?;
-    Ok((state, vault))
-}
-
-fn view(template: &TemplateInfo) -> Value {
+/// A template as the API shows it.
+pub fn view(template: &TemplateInfo) -> Value {
     json!({
         "name": template.name,
         "created_at": template.created_at,
@@ -128,13 +70,13 @@ fn view(template: &TemplateInfo) -> Value {
 }
 
 /// A progress bar on a terminal; elsewhere a line per stage.
-struct Bar {
+pub struct Bar {
     bar: ProgressBar,
     name: String,
 }
 
 impl Bar {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let bar = if io::stderr().is_terminal() {
             let bar = ProgressBar::new(1000);
             if let Ok(style) = ProgressStyle::with_template(
@@ -154,7 +96,7 @@ impl Bar {
         }
     }
 
-    fn follow(&self) -> impl FnMut(Progress) + Send + 'static {
+    pub fn follow(&self) -> impl FnMut(Progress) + Send + 'static {
         let bar = self.bar.clone();
         let name = self.name.clone();
         let mut said = None;
@@ -172,7 +114,7 @@ impl Bar {
         }
     }
 
-    fn finish(&self) {
+    pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }

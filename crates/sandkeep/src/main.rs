@@ -67,7 +67,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Serve(args) => Box::pin(serve::serve(*args)).await,
         Command::Init(args) => init::init(output, &args).await,
         Command::Doctor(args) => doctor::doctor(output, &args).await,
-        Command::Template(command) => init::template(output, command).await,
+        Command::Template(command) => cli::template::template(&cli.global, command).await,
         Command::Audit(AuditArgs {
             command: Some(AuditCommand::Verify { path: Some(path) }),
             ..

@@ -125,6 +125,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     };
 
     let listen = listener.local_addr()?;
+    state.announce(listen)?;
     tracing::info!(%listen, state = %config.state.display(), "ready");
     if let Some(warning) = greet::exposure_warning(listen) {
         tracing::warn!("{warning}");

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions, Permissions},
     io::{Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
@@ -22,7 +23,7 @@ const KEY_LEAST: usize = 20;
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 /// Where the key came from, for the greeting and the log.
@@ -48,12 +49,26 @@ impl StateDir {
         let lock = lock(&path.join(LOCK_FILE))?;
         Ok(Self {
             path: path.to_owned(),
-            _lock: lock,
+            lock,
         })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Leaves word where the server of this directory is reached, see [`served_at`].
+    pub fn announce(&self, listen: SocketAddr) -> Result<()> {
+        // Somebody on this machine reaches "all addresses" by the loopback.
+        let ip = match listen.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        let address = SocketAddr::new(ip, listen.port());
+        (&self.lock)
+            .write_all(format!("{address}\n").as_bytes())
+            .map_err(|error| Error::from(error).context(format!("writing {LOCK_FILE}")))
     }
 
     /// `given` (from the environment), or the key in the state directory, made on first use.
@@ -94,6 +109,15 @@ impl StateDir {
         }
         Ok(path)
     }
+}
+
+/// Where the server is reached that holds a state directory, once it serves. Only true while
+/// the directory can not be taken.
+pub fn served_at(state: &Path) -> Option<SocketAddr> {
+    let file = File::open(state.join(LOCK_FILE)).ok()?;
+    let mut text = String::new();
+    file.take(128).read_to_string(&mut text).ok()?;
+    text.lines().nth(1)?.parse().ok()
 }
 
 /// The key a state directory holds, if it is there and readable.
@@ -196,7 +220,8 @@ fn lock(path: &Path) -> Result<File> {
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let mut holder = String::new();
             let _ = Read::by_ref(&mut file).take(32).read_to_string(&mut holder);
-            let holder: String = holder.trim().chars().filter(char::is_ascii_digit).collect();
+            let first = holder.lines().next().unwrap_or_default();
+            let holder: String = first.chars().filter(char::is_ascii_digit).collect();
             let state = path.parent().unwrap_or(path).display().to_string();
             let who = if holder.is_empty() {
                 String::new()
@@ -283,6 +308,25 @@ mod tests {
         );
         drop(held);
         StateDir::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn whoever_holds_the_state_says_where_it_serves() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(served_at(dir.path()), None);
+        for (listen, reached) in [
+            ("127.0.0.1:3000", "127.0.0.1:3000"),
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "[::1]:80"),
+        ] {
+            let held = StateDir::take(dir.path()).unwrap();
+            assert_eq!(served_at(dir.path()), None, "not before it serves");
+            held.announce(listen.parse().unwrap()).unwrap();
+            assert_eq!(served_at(dir.path()), Some(reached.parse().unwrap()));
+            let error = StateDir::take(dir.path()).unwrap_err();
+            let pid = std::process::id();
+            assert!(error.message.contains(&format!("(pid {pid})")), "{error}");
+        }
     }
 
     #[test]

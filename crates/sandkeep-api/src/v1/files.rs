@@ -253,7 +253,7 @@ pub(crate) async fn write(
 }
 
 /// The bytes of an upload; one that stands still too long is broken off.
-fn steady(body: Body) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
+pub(super) fn steady(body: Body) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
     stream::try_unfold(body.into_data_stream(), |mut body| async move {
         match tokio::time::timeout(UPLOAD_SILENCE, body.next()).await {
             Ok(None) => Ok(None),

@@ -16,6 +16,7 @@ mod secrets;
 mod templates;
 mod text;
 mod types;
+mod upload;
 
 pub(crate) use sandboxes::limit;
 
@@ -50,7 +51,6 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(files::mkdir))
         .routes(routes!(files::rename))
         .routes(routes!(templates::list))
-        .routes(routes!(templates::get))
 }
 
 /// Routes that last as long as a command, a file or a client does.
@@ -58,5 +58,6 @@ pub(crate) fn streaming() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(exec::exec, exec_ws::interactive))
         .routes(routes!(files::read, files::write, files::remove))
+        .routes(routes!(templates::get, templates::import))
         .routes(routes!(events::events))
 }

@@ -1,12 +1,21 @@
 //! What boxes are made from.
 
-use axum::{Json, extract::State};
-use http::request::Parts;
-use sandkeep_model::{Error, Template, TemplateName, Timestamp};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Request, State},
+};
+use http::{StatusCode, request::Parts};
+use sandkeep_model::{Code, Error, NameError, Template, TemplateName, Timestamp};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
+use super::{exec_ws::stopping, files::steady, upload::upload};
 use crate::{error::NativeError, extract::path_part, query::shown, state::Shared};
+
+/// Imports at once: each keeps a thread waiting for its client.
+static IMPORTS: Semaphore = Semaphore::const_new(2);
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TemplateView {
@@ -67,4 +76,46 @@ pub(crate) async fn get(
                 .hint("list the templates with GET /v1/templates")
                 .into()
         })
+}
+
+/// Makes a template from a tar archive of a root file system.
+///
+/// The body is the archive: plain, gzip or zstd, at most 32 GiB unpacked. An upload that
+/// breaks off leaves nothing.
+#[utoipa::path(post, path = "/v1/templates/{name}", tag = "templates",
+    params(("name" = String, Path, description = "Its name; must be free")),
+    request_body(content = String, content_type = "application/octet-stream"),
+    responses((status = 201, body = TemplateView)))]
+pub(crate) async fn import(
+    State(state): State<Shared>,
+    request: Request,
+) -> Result<(StatusCode, Json<TemplateView>), NativeError> {
+    let (mut parts, body) = request.into_parts();
+    let name: TemplateName = path_part(&mut parts, &state, "name")
+        .await?
+        .parse()
+        .map_err(|error: NameError| Error::from(error).field("name"))?;
+    let _slot = IMPORTS.try_acquire().map_err(|_| {
+        Error::new(
+            Code::ResourceExhausted,
+            "other templates are being imported already",
+        )
+        .hint("try again when they are done")
+    })?;
+    let made = import_body(&state, &name, body).await?;
+    Ok((StatusCode::CREATED, Json(made.into())))
+}
+
+async fn import_body(state: &Shared, name: &TemplateName, body: Body) -> Result<Template, Error> {
+    let (feed, reader) = upload();
+    let feeding = async {
+        tokio::select! {
+            () = feed.pump(steady(body)) => Ok(()),
+            // The reader finds its upload broken off.
+            () = state.shutdown.cancelled() => Err(stopping()),
+        }
+    };
+    let (fed, made) = tokio::join!(feeding, state.keeper.import_template(name, reader));
+    fed?;
+    made
 }

@@ -54,6 +54,11 @@ impl Client {
         Ok(Self { http, base, key })
     }
 
+    /// The server's address, to be shown.
+    pub fn address(&self) -> &str {
+        self.base.as_str().trim_end_matches('/')
+    }
+
     /// A request below the server's address; `path` segments are encoded as needed.
     pub fn request(&self, method: Method, segments: &[&str]) -> Result<RequestBuilder> {
         let mut url = self.base.clone();
@@ -85,6 +90,11 @@ impl Client {
     /// Sends and reads the JSON answer; `Null` when there is none.
     pub async fn json(&self, request: RequestBuilder) -> Result<Value> {
         let response = self.send(request.timeout(PATIENCE)).await?;
+        self.read_json(response).await
+    }
+
+    /// The JSON of an answer.
+    pub async fn read_json(&self, response: Response) -> Result<Value> {
         let body = bounded(response).await?;
         if body.is_empty() {
             return Ok(Value::Null);
@@ -147,7 +157,7 @@ impl Client {
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> Error {
-        let base = self.base.as_str().trim_end_matches('/');
+        let base = self.address();
         if error.is_connect() {
             return Error::new(Code::HostNotReady, format!("no server answers at {base}"))
                 .hint("start one with `sandkeep serve`, or set SANDKEEP_URL to where it is");

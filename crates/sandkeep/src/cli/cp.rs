@@ -417,7 +417,7 @@ impl io::Read for Received {
 }
 
 /// Reads in a thread of its own, as a stream for a request's body.
-fn chunks(
+pub(super) fn chunks(
     mut reader: impl io::Read + Send + 'static,
 ) -> impl futures_util::Stream<Item = io::Result<Bytes>> + Send {
     let (sender, receiver) = mpsc::channel(8);
@@ -441,7 +441,7 @@ fn chunks(
     })
 }
 
-fn at(path: &Path, error: io::Error) -> Error {
+pub(super) fn at(path: &Path, error: io::Error) -> Error {
     Error::from(error).context(path.display())
 }
 

@@ -13,6 +13,7 @@ mod run;
 pub mod secret;
 mod session;
 mod sse;
+pub mod template;
 mod terminal;
 mod watch;
 
@@ -23,7 +24,6 @@ use std::{
 };
 
 use client::Client;
-pub use list::show_templates;
 use output::{Output, clean};
 use sandkeep_model::{Error, Secret};
 
@@ -72,16 +72,16 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
 /// The key in the environment; else, for a server on this machine, the one in its state
 /// directory if we may read it.
 fn find_key(local: bool) -> Option<Secret> {
-    if let Ok(key) = env::var("SANDKEEP_API_KEY")
-        && !key.is_empty()
-    {
-        return Some(Secret::new(key.trim()));
-    }
-    if !local {
-        return None;
-    }
-    let state = env::var_os("SANDKEEP_STATE").map_or_else(|| DEFAULT_STATE.into(), PathBuf::from);
-    readable_key(&state)
+    key_in_environment().or_else(|| {
+        let state =
+            env::var_os("SANDKEEP_STATE").map_or_else(|| DEFAULT_STATE.into(), PathBuf::from);
+        local.then(|| readable_key(&state)).flatten()
+    })
+}
+
+fn key_in_environment() -> Option<Secret> {
+    let key = env::var("SANDKEEP_API_KEY").ok()?;
+    (!key.is_empty()).then(|| Secret::new(key.trim()))
 }
 
 /// Tells what went wrong, on standard error: for people, or as the API says it.

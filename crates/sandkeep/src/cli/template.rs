@@ -1,0 +1,152 @@
+//! `template`: what boxes are made from. A running server holds the storage and does the work
+//! itself; while it is stopped, this process takes its place.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use futures_util::TryStreamExt as _;
+use http::Method;
+use sandkeep_model::{Code, Result, TemplateName, human_bytes};
+use sandkeep_vault::{ImportLimits, Progress, Stage, Vault};
+use serde_json::Value;
+
+use super::{
+    client::Client,
+    cp::{at, chunks},
+    find_key, key_in_environment,
+    list::{show_templates, templates},
+    output::Output,
+};
+use crate::{
+    args::{DEFAULT_URL, Global, Place, TemplateCommand},
+    config::{Config, LogFormat},
+    init::{Bar, view},
+    logging,
+    state::{StateDir, readable_key, require_root, served_at},
+};
+
+pub async fn template(global: &Global, command: TemplateCommand) -> anyhow::Result<u8> {
+    logging::start(Some("warn"), LogFormat::Text)?;
+    let output = Output::new(global);
+    match command {
+        TemplateCommand::Import { name, file, place } => {
+            let (made, by) = match Storage::find(global, &place, "template import").await? {
+                Storage::Served(client) => {
+                    let made = import_there(&client, &name, &file).await?;
+                    (made, format!(" by the server at {}", client.address()))
+                }
+                Storage::Ours { vault, .. } => {
+                    (import_here(&vault, &name, file).await?, String::new())
+                }
+            };
+            if output.json {
+                output.json(&made)?;
+            } else {
+                let size = human_bytes(made["size_bytes"].as_u64().unwrap_or_default());
+                output.line(&format!("template {name} imported{by} ({size})"))?;
+            }
+            Ok(0)
+        }
+        TemplateCommand::Ls { place } => {
+            match Storage::find(global, &place, "template ls").await? {
+                Storage::Served(client) => templates(&client, output).await,
+                Storage::Ours { vault, .. } => {
+                    let list: Vec<Value> = vault.templates().await?.iter().map(view).collect();
+                    show_templates(output, &list)
+                }
+            }
+        }
+    }
+}
+
+/// Who has the storage.
+enum Storage {
+    Served(Client),
+    Ours { _state: StateDir, vault: Vault },
+}
+
+impl Storage {
+    async fn find(global: &Global, place: &Place, command: &str) -> Result<Self> {
+        // Whoever names a server and no directory means that server, wherever it is.
+        if place.state.is_none() && global.url != DEFAULT_URL {
+            return Client::new(&global.url, find_key).map(Self::Served);
+        }
+        let config = Config::load(place.settings(), None)?;
+        require_root(command)?;
+        match StateDir::take(&config.state) {
+            Ok(state) => Ok(Self::Ours {
+                vault: Vault::open(config.vault()).await?,
+                _state: state,
+            }),
+            Err(error) if error.code == Code::Conflict => {
+                // The address is in the directory, so it is the server that holds it and no other.
+                let Some(address) = served_at(&config.state) else {
+                    return Err(error.hint("it does not serve yet; try again in a moment"));
+                };
+                let key = || key_in_environment().or_else(|| readable_key(&config.state));
+                Client::new(&format!("http://{address}"), |_| key()).map(Self::Served)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+async fn import_here(vault: &Vault, name: &TemplateName, file: PathBuf) -> Result<Value> {
+    let bar = Bar::new(name.as_str());
+    let limits = ImportLimits::default();
+    let imported = if is_stdin(&file) {
+        vault
+            .import_reader(name, io::stdin(), limits, bar.follow())
+            .await
+    } else {
+        vault.import_tar(name, file, limits, bar.follow()).await
+    };
+    bar.finish();
+    imported.map(|made| view(&made))
+}
+
+async fn import_there(client: &Client, name: &TemplateName, file: &Path) -> Result<Value> {
+    let (archive, size): (Box<dyn Read + Send>, u64) = if is_stdin(file) {
+        (Box::new(io::stdin()), 0)
+    } else {
+        let opened = File::open(file).map_err(|error| at(file, error))?;
+        let size = opened.metadata().map_err(|error| at(file, error))?.len();
+        (Box::new(opened), size)
+    };
+    let bar = Bar::new(name.as_str());
+    let mut follow = bar.follow();
+    let mut sent = 0_u64;
+    // The server unpacks as it receives, so what is sent is about what is done.
+    let body = chunks(archive).inspect_ok(move |piece| {
+        sent += piece.len() as u64;
+        follow(Progress {
+            stage: Stage::Unpacking,
+            fraction: part_of(sent, size),
+        });
+    });
+    let request = client
+        .request(Method::POST, &["templates", name.as_str()])?
+        .body(reqwest::Body::wrap_stream(body));
+    let answer = client.send(request).await;
+    bar.finish();
+    client.read_json(answer?).await
+}
+
+fn is_stdin(file: &Path) -> bool {
+    file.as_os_str() == "-"
+}
+
+/// Never all of it: the server still has to bring it to the disk.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "for a bar of a few dozen characters"
+)]
+fn part_of(sent: u64, size: u64) -> f32 {
+    if size == 0 {
+        return 0.0;
+    }
+    (sent as f32 / size as f32).min(1.0) * 0.97
+}
