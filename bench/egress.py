@@ -61,7 +61,7 @@ class Moated:
 
     def measure(self, what, address, argument):
         words = ["python3", "/tmp/wire.py", what, address, str(argument)]
-        ran = self.box.exec(words, http_timeout=600, timeout_seconds=600)
+        ran = self.box.exec(words, http_timeout=600, timeout_ms=600_000)
         if not ran.ok:
             raise RuntimeError(f"{words}: {ran}")
         return json.loads(ran.out)

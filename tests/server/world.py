@@ -272,18 +272,22 @@ class World:
         inside(self.here, ways_out)
 
     def flags(self) -> list[str]:
-        return ["--dns", f"{RESOLVER}:53", "--allow-private", ",".join(OPENED)]
+        return ["--dns", f"{RESOLVER}:53", "--allow-private", ",".join(OPENED), "--upstream-ca", str(self.directory / "ca.pem")]
 
     def tls_context(self) -> ssl.SSLContext:
-        key, certificate = self.directory / "key.pem", self.directory / "cert.pem"
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-             "-keyout", key, "-out", certificate, "-days", "2", "-subj", "/CN=good.test",
-             "-addext", "subjectAltName=DNS:good.test,DNS:other.test,DNS:six.test,DNS:evil.test"],
+        of = lambda name: str(self.directory / name)  # noqa: E731
+        make = lambda *words: subprocess.run(  # noqa: E731
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", *words],
             check=True, capture_output=True,
         )  # fmt: skip
+        make("-keyout", of("ca.key"), "-out", of("ca.pem"), "-subj", "/CN=the world")
+        make(
+            "-keyout", of("key.pem"), "-out", of("cert.pem"), "-subj", "/CN=good.test", "-CA", of("ca.pem"), "-CAkey", of("ca.key"),
+            "-addext", "basicConstraints=critical,CA:FALSE",
+            "-addext", "subjectAltName=DNS:good.test,DNS:other.test,DNS:six.test,DNS:evil.test",
+        )  # fmt: skip
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(of("cert.pem"), of("key.pem"))
 
         def named(connection, name, _):
             connection.server_name_seen = name

@@ -1,8 +1,9 @@
 //! What a request says about the network, as a policy.
 
 use sandkeep_keeper::EgressWish;
-use sandkeep_moat::policy::{
-    AddressGuard, Binding, Decision, Policy, Profile, Registries, Source, Target,
+use sandkeep_moat::{
+    Profiles,
+    policy::{AddressGuard, Binding, Decision, Policy, Source, Target},
 };
 use sandkeep_model::{Error, Result};
 use serde_json::Value;
@@ -14,7 +15,7 @@ const CREDENTIALS: &str = "network.credentials";
 /// A policy with credentials beside it, each of which may be left out. `now` is the policy that
 /// holds when none is given.
 pub(crate) fn egress(state: &Shared, wish: &Value, now: &Policy) -> Result<EgressWish> {
-    let (policy, credentials) = parts(wish)?;
+    let (policy, credentials) = parts(&state.profiles, wish)?;
     if let Some(list) = &credentials {
         let guard = state.keeper.moat().map(|moat| moat.guard().clone());
         let reach = policy.as_ref().unwrap_or(now);
@@ -63,13 +64,13 @@ fn check(state: &Shared, binding: &Binding, reach: &Policy, guard: &AddressGuard
 }
 
 /// What stands there, not yet checked against anything.
-fn parts(wish: &Value) -> Result<(Option<Policy>, Option<Vec<Binding>>)> {
+fn parts(profiles: &Profiles, wish: &Value) -> Result<(Option<Policy>, Option<Vec<Binding>>)> {
     let mut wish = wish.clone();
     let credentials = wish
         .as_object_mut()
         .and_then(|wish| wish.remove("credentials"));
     let credentials = match credentials {
-        None => return Ok((Some(whole_policy(&wish)?), None)),
+        None => return Ok((Some(whole_policy(profiles, &wish)?), None)),
         Some(Value::Array(list)) => Binding::list_from_json(&list)?,
         Some(_) => {
             return Err(Error::invalid(CREDENTIALS, "credentials are a list")
@@ -77,16 +78,18 @@ fn parts(wish: &Value) -> Result<(Option<Policy>, Option<Vec<Binding>>)> {
         }
     };
     let alone = wish.as_object().is_some_and(serde_json::Map::is_empty);
-    let policy = (!alone).then(|| whole_policy(&wish)).transpose()?;
+    let policy = (!alone)
+        .then(|| whole_policy(profiles, &wish))
+        .transpose()?;
     Ok((policy, Some(credentials)))
 }
 
-/// A policy document, or `{"profile": NAME}`. Credentials beside it are read, and left aside.
-pub(crate) fn policy(wish: &Value) -> Result<Policy> {
-    Ok(parts(wish)?.0.unwrap_or_default())
+/// A policy document, or `{"profile": NAME}` or `NAME@VERSION`. Credentials beside it are read, and left aside.
+pub(crate) fn policy(profiles: &Profiles, wish: &Value) -> Result<Policy> {
+    Ok(parts(profiles, wish)?.0.unwrap_or_default())
 }
 
-fn whole_policy(wish: &Value) -> Result<Policy> {
+fn whole_policy(profiles: &Profiles, wish: &Value) -> Result<Policy> {
     let Some(named) = wish.get("profile") else {
         return Policy::from_json(wish);
     };
@@ -100,15 +103,7 @@ fn whole_policy(wish: &Value) -> Result<Policy> {
     let name = named
         .as_str()
         .ok_or_else(|| Error::invalid("network.profile", "the profile must be a text"))?;
-    Ok(of_profile(name.parse()?))
-}
-
-/// Read anew each time: the operator may have changed a mirror.
-pub(crate) fn of_profile(profile: Profile) -> Policy {
-    match profile {
-        Profile::PackageRegistries => Policy::of(profile, &Registries::of_this_host()),
-        other => Policy::of(other, &Registries::default()),
-    }
+    profiles.policy(name)
 }
 
 #[cfg(test)]
@@ -118,22 +113,32 @@ mod tests {
 
     #[test]
     fn a_document_or_a_name() {
-        assert_eq!(policy(&json!({"profile": "open"})).unwrap(), Policy::open());
-        assert_eq!(policy(&json!({})).unwrap(), Policy::air_gapped());
-        let policy = policy(&json!({"allow": ["example.org"]})).unwrap();
+        assert_eq!(
+            policy(&Profiles::default(), &json!({"profile": "open"})).unwrap(),
+            Policy::open()
+        );
+        assert_eq!(
+            policy(&Profiles::default(), &json!({})).unwrap(),
+            Policy::air_gapped()
+        );
+        let policy = policy(&Profiles::default(), &json!({"allow": ["example.org"]})).unwrap();
         assert_eq!(policy.allow.len(), 1);
     }
 
     #[test]
     fn credentials_stand_beside_a_policy_or_alone() {
         let one = json!([{"secret": "github", "host": "api.example.org"}]);
-        let (policy, found) = parts(&json!({"profile": "open", "credentials": one})).unwrap();
+        let (policy, found) = parts(
+            &Profiles::default(),
+            &json!({"profile": "open", "credentials": one}),
+        )
+        .unwrap();
         assert_eq!(policy, Some(Policy::open()));
         assert_eq!(found.unwrap().len(), 1);
-        let (policy, found) = parts(&json!({"credentials": []})).unwrap();
+        let (policy, found) = parts(&Profiles::default(), &json!({"credentials": []})).unwrap();
         assert_eq!((policy, found), (None, Some(Vec::new())));
         assert_eq!(
-            parts(&json!({})).unwrap(),
+            parts(&Profiles::default(), &json!({})).unwrap(),
             (Some(Policy::air_gapped()), None)
         );
     }
@@ -152,7 +157,7 @@ mod tests {
                 "network.credentials[0].host",
             ),
         ] {
-            let error = policy(&wish).unwrap_err();
+            let error = policy(&Profiles::default(), &wish).unwrap_err();
             assert_eq!(error.field.as_deref(), Some(field), "{wish}");
         }
     }

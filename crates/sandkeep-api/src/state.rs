@@ -3,6 +3,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use sandkeep_audit::Audit;
 use sandkeep_identity::Issuer;
 use sandkeep_keeper::Keeper;
+use sandkeep_moat::Profiles;
 use sandkeep_model::Secret;
 use sandkeep_secrets::SecretStore;
 use tokio_util::sync::CancellationToken;
@@ -17,6 +18,8 @@ pub struct ApiState {
     /// The one key of this server; without it only `/v1/health` answers.
     pub api_key: Secret,
     pub metrics_text: MetricsText,
+    /// Policies with a name.
+    pub profiles: Arc<Profiles>,
     /// What credentials of boxes are made of.
     pub secrets: Option<Arc<SecretStore>>,
     /// Who signs tokens of boxes.
@@ -51,6 +54,7 @@ impl ApiState {
             keeper,
             api_key,
             metrics_text,
+            profiles: Arc::default(),
             secrets: None,
             issuer: None,
             audit: None,

@@ -165,6 +165,13 @@ pub enum Action {
         /// The number of the event in the ledger it is taken from, here and below.
         event: i64,
     },
+    ProfileChanged {
+        name: Text,
+        version: u32,
+    },
+    ProfileRemoved {
+        name: Text,
+    },
     SandboxCreated {
         template: Text,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -191,7 +198,7 @@ pub enum Action {
 
 impl Action {
     /// All names, for those who write filters.
-    pub const NAMES: [&'static str; 17] = [
+    pub const NAMES: [&'static str; 19] = [
         "connection_opened",
         "connection_allowed",
         "connection_denied",
@@ -204,6 +211,8 @@ impl Action {
         "token_issued",
         "signing_key_rotated",
         "policy_changed",
+        "profile_changed",
+        "profile_removed",
         "sandbox_created",
         "sandbox_killed",
         "snapshot_taken",
@@ -236,6 +245,8 @@ impl Action {
             Self::TokenIssued { .. } => "token_issued",
             Self::SigningKeyRotated { .. } => "signing_key_rotated",
             Self::PolicyChanged { .. } => "policy_changed",
+            Self::ProfileChanged { .. } => "profile_changed",
+            Self::ProfileRemoved { .. } => "profile_removed",
             Self::SandboxCreated { .. } => "sandbox_created",
             Self::SandboxKilled { .. } => "sandbox_killed",
             Self::SnapshotTaken { .. } => "snapshot_taken",

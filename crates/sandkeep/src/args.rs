@@ -266,7 +266,7 @@ pub enum PolicyCommand {
         /// A file with the policy as JSON
         #[arg(required_unless_present = "profile")]
         file: Option<PathBuf>,
-        /// air-gapped, package-registries or open
+        /// air-gapped, package-registries, open, or one of your own: NAME or NAME@VERSION
         #[arg(long, value_name = "NAME", conflicts_with = "file")]
         profile: Option<String>,
     },
@@ -289,6 +289,17 @@ pub enum PolicyCommand {
         #[arg(value_name = "URL")]
         target: String,
     },
+    /// List the policies that have a name
+    Profiles,
+    /// Give a policy a name, or make the next version of one that has it
+    Save {
+        /// 1 to 64 of a-z, 0-9 and -
+        name: String,
+        /// A file with the policy as JSON
+        file: PathBuf,
+    },
+    /// Forget a name; boxes made with it keep what they may reach
+    Forget { name: String },
     /// Propose a policy from what a box was refused; changes nothing
     Suggest {
         /// Id of the box, or the beginning of it
@@ -333,7 +344,8 @@ pub struct BoxArgs {
     /// What it may do at others, in its tokens, for example repo:acme/web:read; may be repeated
     #[arg(long, value_name = "SCOPE", help_heading = "Identity")]
     pub scope: Vec<String>,
-    /// What it may reach: air-gapped, package-registries, open, or a file with a policy
+    /// What it may reach: air-gapped, package-registries, open, a profile of your own, or a file
+    /// with a policy
     #[arg(long, value_name = "PROFILE|FILE")]
     pub network: Option<String>,
     /// A host it may reach, for example example.org:443 or *.example.org; may be repeated

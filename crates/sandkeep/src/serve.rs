@@ -15,6 +15,7 @@ use sandkeep_audit::{Audit, AuditConfig};
 use sandkeep_gateway::{Gateway, GatewayConfig};
 use sandkeep_identity::Issuer;
 use sandkeep_keeper::{DenialBell, Keeper, KeeperConfig};
+use sandkeep_moat::Profiles;
 use sandkeep_model::{Error, Result};
 use sandkeep_store::Store;
 use sandkeep_vault::Vault;
@@ -81,7 +82,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         witness: Arc::clone(&witness),
         identities: Arc::clone(&identities),
     };
-    let keeper = open_keeper(&config, &state, parts).await?;
+    let (keeper, profiles) = open_keeper(&config, &state, parts).await?;
     identities.meet(keeper.finder());
     let (last_call, stopping) = watch::channel(false);
     let follower = tokio::spawn(follow(keeper.clone(), audit.clone(), stopping));
@@ -107,6 +108,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         env!("CARGO_PKG_VERSION"),
     );
     api.domain.clone_from(&config.domain);
+    api.profiles = profiles;
     api.secrets = Some(secrets);
     api.issuer = Some(issuer);
     api.audit = Some(audit.clone());
@@ -180,10 +182,14 @@ async fn open_issuer(config: &Config, listen: SocketAddr) -> Result<Arc<Issuer>>
         .map_err(|_| Error::internal("opening the identity keys was broken off"))?
 }
 
-async fn open_keeper(config: &Config, state: &StateDir, parts: Parts) -> Result<Keeper> {
+async fn open_keeper(
+    config: &Config,
+    state: &StateDir,
+    parts: Parts,
+) -> Result<(Keeper, Arc<Profiles>)> {
     let vault = Vault::open(config.vault()).await?;
     let template = &config.keeper.pool.template;
-    if vault.template(template).await?.is_none() {
+    let Some(base) = vault.template(template).await? else {
         return Err(
             Error::host_not_ready(format!("the template \"{template}\" is not there yet")).hint(
                 format!(
@@ -192,15 +198,17 @@ async fn open_keeper(config: &Config, state: &StateDir, parts: Parts) -> Result<
                 ),
             ),
         );
-    }
+    };
+    let profiles = Profiles::open(&config.state.join("profiles"), Some(base.path))?;
     let store = Store::open(config.state.join("ledger.db")).await?;
     let ward = ContainerWard::new(container_config(state.path(), state.install_agent()?))?;
     let wards: Vec<Arc<dyn Ward>> = vec![ward];
     let keeper = KeeperConfig {
-        network: network(&config.network, parts).await?,
+        network: network(&config.network, &profiles, parts).await?,
         ..config.keeper.clone()
     };
-    Keeper::open(keeper, store, vault, wards).await
+    let keeper = Keeper::open(keeper, store, vault, wards).await?;
+    Ok((keeper, Arc::new(profiles)))
 }
 
 fn container_config(state: &Path, agent: PathBuf) -> ContainerWardConfig {

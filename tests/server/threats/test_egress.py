@@ -125,6 +125,8 @@ def test_allowed_domain_as_a_channel(make_walled, world):
 def test_sni_and_host_mismatch(make_walled, world):
     """Where requests inside TLS are looked at, they are for the host the connection is for."""
     box = make_walled(network={"allow": [{"to": "good.test", "http": [{"methods": ["GET"], "path": "/*"}]}]})
+    ran = box.exec(["curl", "-sS", "--max-time", "60", "https://good.test/hello.txt"])
+    assert ran.out == "hello from the world\n", ran
     ran = box.exec(["curl", "-sSk", "--max-time", "60", "-H", "Host: other.test", "https://good.test/fronted"])
     assert ran.code != 28, ran
     ran = box.exec(["curl", "-sSk", "--max-time", "60", "--http2", "-H", "Host: other.test", "https://good.test/fronted"])
@@ -448,7 +450,7 @@ with socket.create_connection(("good.test", 22), timeout=30) as s:
     print(s.recv(100), s.recv(100))
 """)  # fmt: skip
     assert lines == ["b'SSH-2.0-world\\r\\n'", "b'you said hi' b''"], lines
-    assert_refused(evaluate(box, f'say("{EVIL}", 22, b"hi")', 'say("good.test", 5432, b"hi")'))
+    assert_refused(evaluate(box, f'say("{EVIL}", 22, b"hi\\r\\n")', 'say("good.test", 5432, b"hi")'))
 
 
 def test_ipv6(make_walled, world):

@@ -10,6 +10,7 @@ mod host;
 mod identity;
 mod lifecycle;
 mod network;
+mod profiles;
 mod run;
 mod sandboxes;
 mod secrets;
@@ -39,7 +40,8 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(network::denials))
         .routes(routes!(network::traffic))
         .routes(routes!(network::test))
-        .routes(routes!(network::profiles))
+        .routes(routes!(profiles::list))
+        .routes(routes!(profiles::get, profiles::put, profiles::remove))
         .routes(routes!(secrets::set, secrets::list))
         .routes(routes!(secrets::remove))
         .routes(routes!(identity::verify))

@@ -3,7 +3,7 @@
 use axum::{Json, extract::State};
 use sandkeep_moat::{
     Denial, Traffic,
-    policy::{AddressGuard, Explanation, Profile, explain},
+    policy::{AddressGuard, Explanation, explain},
 };
 use sandkeep_model::{Error, Result, SandboxId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use crate::{
     caller::Caller,
     error::NativeError,
     extract::{NativeId, NativeJson},
-    network::{egress, of_profile, policy},
+    network::{egress, policy},
     state::Shared,
 };
 
@@ -188,7 +188,7 @@ pub(crate) async fn test(
     NativeJson(request): NativeJson<PolicyTest>,
 ) -> Result<Json<PolicyAnswer>, NativeError> {
     let tested = match (&request.policy, &request.sandbox_id) {
-        (Some(wish), None) => policy(wish)?,
+        (Some(wish), None) => policy(&state.profiles, wish)?,
         (None, Some(id)) => {
             let id: SandboxId = id
                 .parse()
@@ -203,34 +203,4 @@ pub(crate) async fn test(
     let guard = state.keeper.moat().map_or(&shut, |moat| moat.guard());
     let method = request.method.as_deref().unwrap_or("GET");
     Ok(Json(explain(&tested, guard, method, &request.url)?.into()))
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct ProfilesView {
-    pub profiles: Vec<ProfileView>,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct ProfileView {
-    #[schema(example = "air-gapped")]
-    pub name: &'static str,
-    /// What it opens, in words.
-    pub opens: &'static str,
-    /// The policy it stands for on this host, today.
-    #[schema(value_type = Object)]
-    pub policy: Value,
-}
-
-/// The policies that have a name.
-#[utoipa::path(get, path = "/v1/profiles", tag = "network",
-    responses((status = 200, body = ProfilesView)))]
-pub(crate) async fn profiles() -> Json<ProfilesView> {
-    let profiles = Profile::ALL.into_iter().map(|profile| ProfileView {
-        name: profile.name(),
-        opens: profile.words(),
-        policy: of_profile(profile).to_json(),
-    });
-    Json(ProfilesView {
-        profiles: profiles.collect(),
-    })
 }

@@ -128,13 +128,22 @@ async fn decide(state: &BoxState, question: &Query) -> Result<Found, Refused> {
     if let Some(records) = local(&host, question) {
         return records.map(Found::Local);
     }
-    if !state.limiter.dns_query() {
+    let policy = state.policy();
+    // What is known costs nobody outside anything: programs that look up a name for every
+    // connection are not held up.
+    let known = policy.allows_lookup(&host) && state.shared.resolver.knows(&host, kind);
+    if !known && !state.limiter.dns_query() {
         return Err(refused(
             ResponseCode::Refused,
             "too many queries, ask again later",
         ));
     }
-    if !state.policy().allows_lookup(&host) {
+    if !policy.allows_lookup(&host) {
+        if kind == RecordType::SRV && service_of(&host).is_some_and(|of| policy.allows_lookup(&of))
+        {
+            // Asked by apt before every download; without an answer it takes the name itself.
+            return Ok(Found::Local(Vec::new()));
+        }
         state.traffic.dns_blocked();
         state.deny(
             &Attempt {
@@ -182,6 +191,15 @@ async fn decide(state: &BoxState, question: &Query) -> Result<Found, Refused> {
         state.remember(address, &host, left);
     }
     Ok(Found::Upstream(found))
+}
+
+/// The name in `_service._protocol.name`.
+fn service_of(host: &Host) -> Option<Host> {
+    let (service, rest) = host.name()?.split_once('.')?;
+    let (protocol, name) = rest.split_once('.')?;
+    (service.starts_with('_') && protocol.starts_with('_'))
+        .then(|| name.parse().ok())
+        .flatten()
 }
 
 /// Data in other types (keys, mail policies, whole zones) is of no use to what passes the proxy.

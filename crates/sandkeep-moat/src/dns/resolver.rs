@@ -90,6 +90,11 @@ impl Resolver {
         Ok(answer)
     }
 
+    /// Whether it would be answered without asking anybody.
+    pub fn knows(&self, host: &Host, kind: RecordType) -> bool {
+        self.cached(&(host.clone(), kind)).is_some()
+    }
+
     /// All addresses of a name that a box may be told.
     pub async fn addresses(&self, host: &Host) -> io::Result<Vec<IpAddr>> {
         let (v4, v6) = tokio::join!(

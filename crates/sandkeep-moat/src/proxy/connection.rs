@@ -150,13 +150,15 @@ impl Connection {
             decide_within,
             ..
         } = self.patience();
-        let first = if by_address.is_none() && names_may_help(policy, self.to.port()) {
+        let hopeful = by_address.is_none() && names_may_help(policy, self.to.port());
+        let first = if hopeful {
             name_within
         } else {
             SERVER_FIRST_AFTER
         };
-        // Where the address alone decides, what is said matters little: no need to wait for it.
-        let rest = if by_rule {
+        // Where the address alone decides, either way, what is said matters little: no need to
+        // wait for all of it.
+        let rest = if by_rule || (by_address.is_none() && !hopeful) {
             SERVER_FIRST_AFTER
         } else {
             decide_within

@@ -1,19 +1,24 @@
 //! Bytes from one socket to another, both ways, until both are done.
 //!
-//! A connection at rest holds no buffer: data goes through one buffer of the thread, and only
-//! what the other side does not take at once is kept.
+//! A connection at rest holds no buffer: data goes through one buffer, or one pipe, of the
+//! thread, and only what the other side does not take at once is kept.
 
 use std::{cell::RefCell, io, net::Shutdown};
 
 use socket2::SockRef;
-use tokio::net::TcpStream;
+use tokio::{io::Interest, net::TcpStream};
 
-use super::meter::{Meter, Way};
+use super::{
+    meter::{Meter, Way},
+    pipe::Pipe,
+};
 use crate::limits::Charge;
 
 const LARGE: usize = 256 * 1024;
 /// After the other side was slow: so little is kept per connection that many of them are fine.
 const SMALL: usize = 32 * 1024;
+/// Whoever sends so much at once sends more: then bytes are moved without being copied.
+const BULK: usize = 64 * 1024;
 /// Others get their turn after this many rounds.
 const ROUNDS: u32 = 8;
 
@@ -40,7 +45,12 @@ enum Step {
     Ended,
     Moved(usize),
     /// So much was read, and this of it could not be written yet.
-    Kept(usize, Vec<u8>),
+    Kept(usize, Rest),
+}
+
+enum Rest {
+    Bytes(Vec<u8>),
+    Piped(Pipe),
 }
 
 async fn one_way(
@@ -56,10 +66,16 @@ async fn one_way(
         drop(head);
     }
     let mut most = LARGE;
+    let mut bulk = false;
     let mut round = 0_u32;
     loop {
         from.readable().await?;
-        match step(from, to, meter.piece(most))? {
+        let step = if bulk {
+            move_pages(from, to, meter.piece(Pipe::SIZE))?
+        } else {
+            copy(from, to, meter.piece(most))?
+        };
+        match step {
             Step::Nothing => {}
             Step::Ended => {
                 // The other direction goes on: a half-closed connection is a whole one.
@@ -70,12 +86,17 @@ async fn one_way(
             }
             Step::Moved(count) => {
                 most = LARGE;
+                bulk = count >= BULK;
                 pay(meter, way, count).await?;
             }
             Step::Kept(count, rest) => {
                 most = SMALL;
+                bulk = count >= BULK;
                 pay(meter, way, count).await?;
-                write_all(to, &rest).await?;
+                match rest {
+                    Rest::Bytes(rest) => write_all(to, &rest).await?,
+                    Rest::Piped(pipe) => empty(pipe, to).await?,
+                }
             }
         }
         round = round.wrapping_add(1);
@@ -85,7 +106,7 @@ async fn one_way(
     }
 }
 
-fn step(from: &TcpStream, to: &TcpStream, most: usize) -> io::Result<Step> {
+fn copy(from: &TcpStream, to: &TcpStream, most: usize) -> io::Result<Step> {
     SCRATCH.with_borrow_mut(|buffer| {
         let buffer = &mut buffer[..most];
         let got = match from.try_read(buffer) {
@@ -96,13 +117,55 @@ fn step(from: &TcpStream, to: &TcpStream, most: usize) -> io::Result<Step> {
         };
         match to.try_write(&buffer[..got]) {
             Ok(written) if written == got => Ok(Step::Moved(got)),
-            Ok(written) => Ok(Step::Kept(got, buffer[written..got].to_vec())),
+            Ok(written) => Ok(Step::Kept(got, Rest::Bytes(buffer[written..got].to_vec()))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                Ok(Step::Kept(got, buffer[..got].to_vec()))
+                Ok(Step::Kept(got, Rest::Bytes(buffer[..got].to_vec())))
             }
             Err(error) => Err(error),
         }
     })
+}
+
+/// The same through a pipe: the kernel hands pages from one socket to the other.
+fn move_pages(from: &TcpStream, to: &TcpStream, most: usize) -> io::Result<Step> {
+    let Ok(mut pipe) = Pipe::take() else {
+        // No descriptors are left; copying needs none.
+        return copy(from, to, most.min(LARGE));
+    };
+    let got = match from.try_io(Interest::READABLE, || pipe.fill(from, most)) {
+        Ok(0) => return Ok(Step::Ended),
+        Ok(got) => got,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            pipe.give_back();
+            return Ok(Step::Nothing);
+        }
+        Err(error) => return Err(error),
+    };
+    match to.try_io(Interest::WRITABLE, || pipe.drain(to)) {
+        Ok(_) if pipe.is_empty() => {
+            pipe.give_back();
+            Ok(Step::Moved(got))
+        }
+        Ok(_) => Ok(Step::Kept(got, Rest::Piped(pipe))),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Ok(Step::Kept(got, Rest::Piped(pipe)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn empty(mut pipe: Pipe, to: &TcpStream) -> io::Result<()> {
+    while !pipe.is_empty() {
+        to.writable().await?;
+        match to.try_io(Interest::WRITABLE, || pipe.drain(to)) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    pipe.give_back();
+    Ok(())
 }
 
 async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {

@@ -2,8 +2,9 @@
 
 use std::{io, net::IpAddr, time::Duration};
 
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+use tokio::{net::TcpStream, time::timeout};
 
 use crate::{
     policy::{Decision, Host},
@@ -97,13 +98,14 @@ fn in_turn(addresses: &[IpAddr], first: Option<IpAddr>) -> Vec<IpAddr> {
 async fn race(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
     let stream = timeout(DEADLINE, async {
         let mut waiting = addresses.iter().copied();
-        let mut tries = JoinSet::new();
+        // In this task: a try that is one of one needs no other.
+        let mut tries = FuturesUnordered::new();
         let mut last: io::Error = io::ErrorKind::AddrNotAvailable.into();
         loop {
             if let Some(address) = waiting.next() {
-                tries.spawn(TcpStream::connect((address, port)));
+                tries.push(TcpStream::connect((address, port)));
             }
-            let next = tries.join_next();
+            let next = tries.next();
             let done = if waiting.len() == 0 {
                 next.await
             } else {
@@ -113,9 +115,8 @@ async fn race(addresses: &[IpAddr], port: u16) -> io::Result<TcpStream> {
                 }
             };
             match done {
-                Some(Ok(Ok(stream))) => return Ok(stream),
-                Some(Ok(Err(error))) => last = error,
-                Some(Err(error)) => last = io::Error::other(error),
+                Some(Ok(stream)) => return Ok(stream),
+                Some(Err(error)) => last = error,
                 None => return Err(last),
             }
         }

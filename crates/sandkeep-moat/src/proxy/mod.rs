@@ -8,6 +8,7 @@ mod hello;
 mod http;
 mod meter;
 mod peek;
+mod pipe;
 pub mod refusal;
 mod seam;
 mod stream;

@@ -30,7 +30,7 @@ pub async fn policy(client: &Client, output: Output, command: PolicyCommand) -> 
         } => {
             let wish = match (file, profile) {
                 (Some(file), None) => named(&file.to_string_lossy())?,
-                (None, Some(profile)) => json!({"profile": profile.parse::<Profile>()?.name()}),
+                (None, Some(profile)) => json!({"profile": profile}),
                 _ => return Err(Error::invalid("policy", "give a FILE or --profile NAME").into()),
             };
             let id = client.find(&sandbox).await?;
@@ -61,8 +61,53 @@ pub async fn policy(client: &Client, output: Output, command: PolicyCommand) -> 
             }
             test(client, output, &asked).await
         }
+        PolicyCommand::Profiles => profiles(client, output).await,
+        PolicyCommand::Save { name, file } => {
+            let request = client
+                .request(Method::PUT, &["profiles", &name])?
+                .json(&read(&file)?);
+            let made = client.json(request).await?;
+            if output.json {
+                output.json(&made)?;
+            } else {
+                output.line(&format!("{name}@{}", made["version"]))?;
+            }
+            Ok(0)
+        }
+        PolicyCommand::Forget { name } => {
+            let request = client.request(Method::DELETE, &["profiles", &name])?;
+            client.send(request).await?;
+            Ok(0)
+        }
         PolicyCommand::Suggest { sandbox } => suggest(client, output, &sandbox).await,
     }
+}
+
+async fn profiles(client: &Client, output: Output) -> anyhow::Result<u8> {
+    let known = client.get(&["profiles"]).await?;
+    if output.json {
+        output.json(&known)?;
+        return Ok(0);
+    }
+    let rows: Vec<Vec<String>> = known["profiles"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|one| {
+            let rules = one["policy"]["allow"].as_array().map_or(0, Vec::len);
+            vec![
+                one["name"].as_str().unwrap_or_default().to_owned(),
+                one["version"]
+                    .as_u64()
+                    .map_or_else(|| "built in".to_owned(), |v| v.to_string()),
+                one["opens"]
+                    .as_str()
+                    .map_or_else(|| format!("{rules} rules"), str::to_owned),
+            ]
+        })
+        .collect();
+    output.table(&["NAME", "VERSION", "OPENS"], &rows)?;
+    Ok(0)
 }
 
 /// Exit code 1 when it would be refused.
@@ -218,6 +263,14 @@ fn named(text: &str) -> Result<Value> {
         return Ok(json!({"profile": profile.name()}));
     }
     let path = Path::new(text);
+    let like_a_name = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-@".contains(&b);
+    if text.bytes().all(like_a_name) && !path.exists() {
+        return Ok(json!({"profile": text}));
+    }
+    read(path)
+}
+
+fn read(path: &Path) -> Result<Value> {
     let read = || -> std::io::Result<String> {
         if std::fs::metadata(path)?.len() > LARGEST_FILE {
             return Err(std::io::ErrorKind::FileTooLarge.into());
@@ -225,9 +278,8 @@ fn named(text: &str) -> Result<Value> {
         std::fs::read_to_string(path)
     };
     let text = read().map_err(|error| {
-        let profiles = Profile::ALL.map(Profile::name).join(", ");
         Error::invalid("network", format!("{}: {error}", path.display()))
-            .hint(format!("name a file with a policy, or one of: {profiles}"))
+            .hint("name a file with a policy, or a profile; `sandkeep policy profiles` lists them")
     })?;
     serde_json::from_str(&text)
         .map_err(|error| Error::invalid("network", format!("{}: {error}", path.display())))
@@ -266,8 +318,9 @@ mod tests {
     #[test]
     fn profiles_and_files_are_told_apart() {
         assert_eq!(named("open").unwrap(), json!({"profile": "open"}));
+        assert_eq!(named("team@2").unwrap(), json!({"profile": "team@2"}));
         assert_eq!(named("deny").unwrap(), json!({"profile": "air-gapped"}));
         let error = named("/nonexistent/policy.json").unwrap_err();
-        assert!(error.hint.unwrap().contains("package-registries"));
+        assert!(error.hint.unwrap().contains("policy profiles"));
     }
 }

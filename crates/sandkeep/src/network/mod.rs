@@ -9,7 +9,7 @@ use std::{path::PathBuf, sync::Arc};
 use ipnet::IpNet;
 use sandkeep_keeper::{DenialBell, NetworkConfig};
 use sandkeep_moat::{
-    InsideDesk, Moat, MoatConfig, UpstreamDns,
+    InsideDesk, Moat, MoatConfig, Profiles, UpstreamDns,
     policy::{Policy, Profile, Registries},
 };
 use sandkeep_model::{Error, Result};
@@ -41,7 +41,11 @@ pub struct Parts {
 }
 
 /// Looks whether this host can have a moat, and makes it.
-pub async fn network(settings: &NetworkSettings, parts: Parts) -> Result<NetworkConfig> {
+pub async fn network(
+    settings: &NetworkSettings,
+    profiles: &Profiles,
+    parts: Parts,
+) -> Result<NetworkConfig> {
     let Parts {
         edge,
         denials,
@@ -74,7 +78,7 @@ pub async fn network(settings: &NetworkSettings, parts: Parts) -> Result<Network
         }
     };
     let registries = match settings.standing {
-        Profile::PackageRegistries => Registries::of_this_host(),
+        Profile::PackageRegistries => profiles.registries(),
         _ => Registries::default(),
     };
     if settings.standing == Profile::PackageRegistries && registries.is_empty() {
