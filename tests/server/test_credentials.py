@@ -164,7 +164,8 @@ def test_a_placeholder_is_replaced_for_its_host_alone(make, world, secret):
     box = make(network=network)
     header = ["-H", f"Authorization: Bearer {text}"]
     assert fetch(box, "/need", "good.test", *header).out == "welcome\n"
-    assert "who are you" in fetch(box, "/need", "other.test", *header).out
+    # Nobody looks into connections to the other one, so the box meets an authority it does not know.
+    assert "who are you" in fetch(box, "/need", "other.test", "--insecure", *header).out
     assert world.of("/need")[-1].all("Authorization") == [f"Bearer {text}"], "another host gets what the box said"
     # In a URL or a body it stays what it is: both end up in logs and databases.
     fetch(box, f"/open?key={text}", "good.test", "-d", f"body={text}")
@@ -350,45 +351,58 @@ def test_the_command_line(walled, world, secret):
 
 
 def test_the_canary_is_nowhere(walled, make, world):
-    """On the box's disk, in the memory and environment of its processes, in logs, audit, ledger: nowhere."""
+    """On the box's disk, in the memory and environment of its processes, in logs, audit, ledger: nowhere.
+
+    A decoy that the box does hold shows that the search would have found it."""
     begun = time.time() - 1
-    value = store(walled, world)
-    box = make(network=bound(), env={"CANARY_TEST": "1"})
-    box.root(["sh", "-c", f"{' '.join(CURL)} https://good.test/need > /root/answer; sync"])
+    value, decoy = store(walled, world), "decoy-" + randomness.token_hex(20)
+    box = make(network=bound(), env={"DECOY": decoy}, metadata={"decoy": decoy})
+    box.root(["sh", "-c", f"{' '.join(CURL)} https://good.test/need > /root/answer; echo $DECOY > /root/decoy; sync"])
     assert box.read("/root/answer") == b"welcome\n"
     # A program that made a request and lives on, with all of it in its memory.
     box.exec(["sh", "-c", "nohup python3 -c '"
-              "import urllib.request as u, time; kept = u.urlopen(\"https://good.test/need\").read();"
+              "import os, urllib.request as u, time; kept = u.urlopen(\"https://good.test/need\").read();"
+              "decoy = os.environ[\"DECOY\"] + \"!\";"
               "open(\"/tmp/asked\", \"wb\").write(kept); time.sleep(600)' > /tmp/log 2>&1 &"])  # fmt: skip
     wait_for(lambda: box.exec(["cat", "/tmp/asked"]).out == "welcome\n", "the program has asked")
     for path in ("/echo", "/echo-header", "/echo-pieces"):
         fetch(box, path)
     with pytest.raises(Refused):
         walled.json("POST", "/v1/secrets", {"name": "bad name", "value": value})
-    needles = [value.encode(), base64.b64encode(f"robot:{value}".encode()), value.encode("utf-16-le")]
 
-    def clean(data: bytes, where):
-        assert not any(needle in data for needle in needles), f"the canary is in {where}"
+    encoded = base64.b64encode(value.encode()).rstrip(b"=")[:-1]
+    canaries = [value.encode(), encoded, value.encode("utf-16-le")]
+    decoys: set[str] = set()
+    for kind, where, data in everywhere(walled, box, begun):
+        assert not any(canary in data for canary in canaries), f"the canary is in {where}"
+        if decoy.encode() in data:
+            decoys.add(kind)
+    assert {"memory", "environment", "disk", "ledger.db"} <= decoys, decoys
 
+
+def everywhere(server, box, begun):
+    """All places a value could be left in, as (kind, place, bytes)."""
     processes = box_processes(box.id)
     assert len(processes) >= 2, processes
-    read = sum(memory_of(pid, lambda data, pid=pid: clean(data, f"the memory of {pid}")) for pid in processes)
-    assert read > 1 << 20, "memory was really read"
     for pid in processes:
-        clean(Path(f"/proc/{pid}/environ").read_bytes(), f"the environment of {pid}")
-    disk = walled.state / "pool" / "disks" / box.id
-    files = [f for f in everything(disk) if f.stat().st_mtime >= begun]
-    assert any(f.name == "answer" for f in files), files
-    pool = walled.state / "pool"
-    kept = [f for f in everything(walled.state) if pool not in f.parents and f.name != "pool.img"]
-    names = {f.name for f in kept}
-    assert {"ledger.db", "test-server.log"} <= names, names
-    for file in files + kept:
-        clean(file.read_bytes(), file)
+        for data in memory_of(pid):
+            yield "memory", f"the memory of {pid}", data
+        yield "environment", f"the environment of {pid}", Path(f"/proc/{pid}/environ").read_bytes()
+    disk, pool = server.state / "pool" / "disks" / box.id, server.state / "pool"
+    for file in everything(disk):
+        if file.stat().st_mtime >= begun:
+            yield "disk", file, file.read_bytes()
+    kept = [f for f in everything(server.state, but=pool) if f.stat().st_mtime >= begun]
+    assert "test-server.log" in {f.name for f in kept}, kept
+    for file in kept:
+        if file.name != "pool.img":
+            # The ledger's newest pages are in the log beside it.
+            yield file.name.removesuffix("-wal"), file, file.read_bytes()
 
 
-def everything(root: Path):
-    for directory, _, names in os.walk(root):
+def everything(root: Path, but: Path | None = None):
+    for directory, below, names in os.walk(root):
+        below[:] = [name for name in below if Path(directory) / name != but]
         for name in names:
             path = Path(directory) / name
             if path.is_file() and not path.is_symlink():
@@ -396,26 +410,27 @@ def everything(root: Path):
 
 
 def box_processes(id: str) -> list[int]:
-    found = []
+    """All of the box's process namespace, the agent included; a program of the box leads to it."""
+    spaces: dict[str, list[int]] = {}
+    own = None
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if id in (entry / "cgroup").read_text():
-                    found.append(int(entry.name))
-    return found
+                space = os.readlink(entry / "ns/pid")
+                spaces.setdefault(space, []).append(int(entry.name))
+                if f"E2B_SANDBOX_ID={id}".encode() in (entry / "environ").read_bytes():
+                    own = space
+    return spaces.get(own, [])
 
 
-def memory_of(pid: int, look) -> int:
-    """Shows every readable piece of a process's memory; says how much there was."""
-    total = 0
+def memory_of(pid: int):
+    """Every piece of memory that a process may have written to; pieces overlap, so that nothing hides on a seam."""
     with contextlib.suppress(ProcessLookupError), open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as mem:
         for line in maps:
             span, mode, *rest = line.split()
-            if "r" not in mode or rest[-1:] in (["[vvar]"], ["[vsyscall]"], ["[vvar_vclock]"]):
+            if not mode.startswith("rw"):
                 continue
-            start, end = (int(part, 16) for part in span.split("-"))
-            # Overlapping pieces, so that nothing hides on a seam.
-            at = start
+            at, end = (int(part, 16) for part in span.split("-"))
             while at < end:
                 try:
                     mem.seek(at)
@@ -424,7 +439,5 @@ def memory_of(pid: int, look) -> int:
                     break
                 if not data:
                     break
-                look(data)
-                total += len(data)
+                yield data
                 at += len(data) if at + len(data) >= end else max(1, len(data) - 4096)
-    return total
