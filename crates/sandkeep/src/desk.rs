@@ -26,13 +26,15 @@ use tokio::{
 };
 use tower::ServiceExt;
 
+use crate::worded::{Worded, whole_answer};
+
 /// A connection that has not brought one whole request head by then is dropped.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
 /// How long a connection may wait between requests. Longer than the five minutes the SDKs
 /// keep theirs, so that they close first and never send into a connection just closed.
 const IDLE: Duration = Duration::from_secs(330);
 /// The most the head of a request may take; more is answered 431.
-const HEAD_LIMIT: u16 = u16::MAX;
+pub const HEAD_LIMIT: u16 = u16::MAX;
 /// How long requests under way may take after the server was told to stop.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -91,6 +93,7 @@ impl Desk {
         // Small answers should not wait for more to come.
         let _ = stream.set_nodelay(true);
         let seen = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&seen);
         let service = {
             let desk = Arc::clone(self);
             let seen = Arc::clone(&seen);
@@ -113,7 +116,7 @@ impl Desk {
             .max_header_list_size(HEAD_LIMIT.into())
             .max_concurrent_streams(256);
         let connection = builder
-            .serve_connection_with_upgrades(TokioIo::new(stream), service)
+            .serve_connection_with_upgrades(TokioIo::new(Worded::new(stream, asked)), service)
             .into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
@@ -158,13 +161,8 @@ static BUSY: LazyLock<Vec<u8>> = LazyLock::new(|| {
         "the server has as many connections as it serves at once",
     )
     .hint("close idle connections, or let the operator raise max_connections");
-    let body = serde_json::json!({ "error": error }).to_string();
-    format!(
-        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .into_bytes()
+    let status = "HTTP/1.1 503 Service Unavailable";
+    whole_answer(status, "retry-after: 1\r\n", &error)
 });
 
 /// Says no without giving the connection a task: this must cost next to nothing.
