@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import hashlib
 import http.server
 import os
 import socket
@@ -372,13 +373,14 @@ class World:
 
             def do_POST(self):
                 self.note()
-                size = int(self.headers.get("Content-Length", 0))
-                while size > 0 and (got := self.rfile.read(min(size, 65_536))):
-                    size -= len(got)
+                size, got = int(self.headers.get("Content-Length", 0)), hashlib.sha256()
+                while size > 0 and (piece := self.rfile.read(min(size, 65_536))):
+                    size -= len(piece)
+                    got.update(piece)
                 self.send_response(200)
-                self.send_header("Content-Length", "3")
+                self.send_header("Content-Length", "64")
                 self.end_headers()
-                self.wfile.write(b"ok\n")
+                self.wfile.write(got.hexdigest().encode())
 
             do_PUT = do_CONNECT = do_DELETE = do_POST
 
