@@ -16,7 +16,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPO / "tests"), str(REPO / "tests" / "server")]
 
-from boxkit import Box  # noqa: E402
+from boxkit import Box, wait_for  # noqa: E402
 from sandkeep_server import Server  # noqa: E402
 from world import OPENED, RESOLVER, Dns, World, enter, inside, new_namespace  # noqa: E402
 
@@ -24,6 +24,8 @@ WIRE = REPO / "bench" / "egress_wire.py"
 ORIGIN = "198.18.7.7"
 POLICY = {"allow": [f"{ORIGIN}/32", "origin.test"]}
 SIZE = 1 << 30
+# A number nobody else sleeps for.
+SPAN = f"86400.{os.getpid()}"
 
 
 class Cable(World):
@@ -76,11 +78,19 @@ def hurry(*pids: int):
             Path(f"/proc/{pid}/autogroup").write_text("-20")
 
 
+def process_of(words: bytes) -> str | None:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (entry / "cmdline").read_bytes() == words:
+                return entry.name
+    return None
+
+
 def hurry_box(box: Box):
     """Processes of a box are in a group of their own, and so are those above it."""
-    box.exec(["sh", "-c", f"setsid sleep 86400.{os.getpid()} > /dev/null 2>&1 < /dev/null &"])
-    words = f"sleep\0" f"86400.{os.getpid()}\0".encode()
-    pid = next(p.name for p in Path("/proc").glob("[0-9]*") if (p / "cmdline").exists() and (p / "cmdline").read_bytes() == words)
+    box.exec(["sh", "-c", f"setsid sleep {SPAN} > /dev/null 2>&1 < /dev/null &"])
+    words = f"sleep\0{SPAN}\0".encode()
+    pid = wait_for(lambda: process_of(words), "a process of the box", limit=60)
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         names = controllers.split(",")
@@ -186,7 +196,7 @@ def report(rounds, server, box):
         print(f"| {name} | {d:.2f} | {m:.2f} | {m / d:.0%} |", flush=True)
     more = held(server, box, 1000)
     print(f"| memory of the server for 1,000 open connections | | {more / 1024:.1f} MiB | {more / 1000:.1f} KiB each |", flush=True)
-    got = creates(server, 20 * rounds)
+    got = creates(server, 60 * rounds)
     d, m = p50(got["without"]), p50(got["with"])
     print(f"| cold create without and with a policy, p50 ms | {d:.2f} | {m:.2f} | {m - d:+.2f} ms |", flush=True)
 

@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn many_versions_are_bounded_and_numbers_go_on() {
         let dir = tempfile::tempdir().unwrap();
-        let profiles = Profiles::open(dir.path(), None).unwrap();
+        let profiles = Profiles::open(&dir.path().join("profiles"), None).unwrap();
         for at in 0..70 {
             profiles
                 .put("team", allowing(&format!("n{at}.test")))
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn names_and_mistakes() {
         let dir = tempfile::tempdir().unwrap();
-        let profiles = Profiles::open(dir.path(), None).unwrap();
+        let profiles = Profiles::open(&dir.path().join("profiles"), None).unwrap();
         for bad in [
             "",
             "open",
