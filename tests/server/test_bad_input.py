@@ -109,6 +109,21 @@ def test_what_is_no_http_is_answered_or_closed(server, data):
     assert server.json("GET", "/v1/health")["status"] == "ok"
 
 
+@pytest.mark.parametrize("data,status,code", [
+    (b"GET / HTTP/9.9\r\n\r\n", b"400", "invalid_argument"),
+    (b"NONSENSE\r\n\r\n", b"400", "invalid_argument"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\nBad Header: 1\r\n\r\n", b"400", "invalid_argument"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 70_000, b"431", "too_large"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(300)) + b"\r\n", b"431", "too_large"),
+])
+def test_a_head_that_is_refused_is_told_why(server, data, status, code):
+    got = raw(server, data, limit=30)
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert head.split(b" ")[1] == status, got[:300]
+    error = json.loads(body)["error"]
+    assert error["code"] == code and error["hint"], error
+
+
 def test_e2b_errors_have_code_and_message(server):
     for method, path, body, expected in (
         ("GET", f"/sandboxes/{GHOST}", None, 404), ("DELETE", f"/sandboxes/{GHOST}", None, 404), ("POST", "/v2/sandboxes", b"{", 400),

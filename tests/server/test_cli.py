@@ -298,3 +298,12 @@ def test_serve_refuses_what_is_wrong(tmp_path):
 def test_a_host_without_certificate_authorities_reaches_its_own_server(cli):
     ran = cli("ls", env={"SSL_CERT_FILE": "/dev/null", "SSL_CERT_DIR": "/nonexistent"})
     assert ran.returncode == 0, ran.stderr
+
+
+def test_events_without_following_end_by_themselves(cli, server):
+    identity = cli("create").stdout.strip().split()[-1]
+    assert cli("kill", identity).returncode == 0
+    told = cli("events", identity, "--json")
+    assert told.returncode == 0, told.stderr
+    steps = [event.get("to") for event in map(json.loads, told.stdout.splitlines())]
+    assert steps[-1] == "gone"

@@ -57,3 +57,15 @@ def test_live(server, make):
     box = make()
     events = stream(server, f"/v1/events?sandbox_id={box.id}", until=lambda e: e.get("to") == "gone", once_open=box.kill)
     assert steps(events, box)[-1] == "gone"
+
+
+def test_without_following_it_ends_with_what_there_is(server, make):
+    box = make()
+    box.kill()
+    # The server ends the stream: reading to its end comes back by itself.
+    status, headers, body = server.request("GET", f"/v1/events?after=0&follow=false&sandbox_id={box.id}")
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    told = [json.loads(line[5:]) for line in body.decode().splitlines() if line.startswith("data:")]
+    assert [event["to"] for event in told if event["event"] == "state"][-3:] == ["running", "stopping", "gone"]
+    assert server.request("GET", f"/v1/events?follow=false&sandbox_id={box.id}")[2] == b""
+    assert server.request("GET", "/v1/events?follow=maybe")[0] == 400

@@ -320,6 +320,21 @@ impl Keeper {
             .await
     }
 
+    /// Removes a template; boxes made from it live on. `Conflict` for the one the pool needs.
+    pub async fn remove_template(&self, name: &TemplateName) -> Result<()> {
+        if *name == self.core.config.pool.template {
+            return Err(Error::conflict(format!(
+                "template \"{name}\" is what this server makes its boxes from"
+            ))
+            .field("template")
+            .hint("let the operator choose another pool template first"));
+        }
+        let (core, name) = (Arc::clone(&self.core), name.clone());
+        self.core
+            .finish(async move { core.vault.remove_template(&name).await })
+            .await
+    }
+
     /// What the last look at the host found (at most a minute ago), and how many boxes there are.
     #[expect(clippy::unused_async, reason = "a fresh look may be wanted one day")]
     pub async fn report(&self) -> HostReport {

@@ -167,7 +167,7 @@ impl<'a> Draft<'a> {
 pub fn taken(name: &TemplateName) -> Error {
     Error::conflict(format!("template \"{name}\" already exists"))
         .field("template")
-        .hint("remove it first, or choose another name")
+        .hint("remove it first with `sandkeep template rm`, or choose another name")
 }
 
 /// The root of a box must be walkable for its users; its parents stay closed.

@@ -73,7 +73,7 @@ pub enum Command {
     Init(Box<InitArgs>),
     /// Look at this host: what works, what is missing, what to install
     Doctor(Box<DoctorArgs>),
-    /// What boxes are made from: import and list, with or without a running server
+    /// What boxes are made from: import, list and remove, with or without a running server
     #[command(after_help = TEMPLATE_EXAMPLES)]
     #[command(subcommand)]
     Template(TemplateCommand),
@@ -240,6 +240,12 @@ pub enum TemplateCommand {
         name: TemplateName,
         /// A .tar, .tar.gz or .tar.zst file; - for standard input
         file: PathBuf,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Remove a template; boxes made from it live on
+    Rm {
+        name: TemplateName,
         #[command(flatten)]
         place: Place,
     },

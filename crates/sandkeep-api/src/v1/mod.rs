@@ -60,6 +60,10 @@ pub(crate) fn streaming() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(exec::exec, exec_ws::interactive))
         .routes(routes!(files::read, files::write, files::remove))
-        .routes(routes!(templates::get, templates::import))
+        .routes(routes!(
+            templates::get,
+            templates::import,
+            templates::remove
+        ))
         .routes(routes!(events::events))
 }

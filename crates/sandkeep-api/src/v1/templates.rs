@@ -91,10 +91,7 @@ pub(crate) async fn import(
     request: Request,
 ) -> Result<(StatusCode, Json<TemplateView>), NativeError> {
     let (mut parts, body) = request.into_parts();
-    let name: TemplateName = path_part(&mut parts, &state, "name")
-        .await?
-        .parse()
-        .map_err(|error: NameError| Error::from(error).field("name"))?;
+    let name = name_in(&mut parts, &state).await?;
     let _slot = IMPORTS.try_acquire().map_err(|_| {
         Error::new(
             Code::ResourceExhausted,
@@ -104,6 +101,25 @@ pub(crate) async fn import(
     })?;
     let made = import_body(&state, &name, body).await?;
     Ok((StatusCode::CREATED, Json(made.into())))
+}
+
+/// Removes a template; sandboxes made from it live on.
+#[utoipa::path(delete, path = "/v1/templates/{name}", tag = "templates",
+    params(("name" = String, Path, description = "Its name")),
+    responses((status = 204, description = "It is gone")))]
+pub(crate) async fn remove(
+    State(state): State<Shared>,
+    mut parts: Parts,
+) -> Result<StatusCode, NativeError> {
+    let name = name_in(&mut parts, &state).await?;
+    state.keeper.remove_template(&name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn name_in(parts: &mut Parts, state: &Shared) -> Result<TemplateName, NativeError> {
+    let name = path_part(parts, state, "name").await?;
+    name.parse()
+        .map_err(|error: NameError| Error::from(error).field("name").into())
 }
 
 async fn import_body(state: &Shared, name: &TemplateName, body: Body) -> Result<Template, Error> {

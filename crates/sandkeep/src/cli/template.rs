@@ -11,7 +11,7 @@ use futures_util::TryStreamExt as _;
 use http::Method;
 use sandkeep_model::{Code, Result, TemplateName, human_bytes};
 use sandkeep_vault::{ImportLimits, Progress, Stage, Vault};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     client::Client,
@@ -47,6 +47,21 @@ pub async fn template(global: &Global, command: TemplateCommand) -> anyhow::Resu
             } else {
                 let size = human_bytes(made["size_bytes"].as_u64().unwrap_or_default());
                 output.line(&format!("template {name} imported{by} ({size})"))?;
+            }
+            Ok(0)
+        }
+        TemplateCommand::Rm { name, place } => {
+            match Storage::find(global, &place, "template rm").await? {
+                Storage::Served(client) => {
+                    let request = client.request(Method::DELETE, &["templates", name.as_str()])?;
+                    client.json(request).await?;
+                }
+                Storage::Ours { vault, .. } => vault.remove_template(&name).await?,
+            }
+            if output.json {
+                output.json(&json!({ "removed": name }))?;
+            } else {
+                output.line(name.as_str())?;
             }
             Ok(0)
         }
