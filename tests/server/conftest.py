@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -49,15 +50,18 @@ def walled(server, world):
     """A server in the world, in place of the one of the whole run. So is the test itself."""
     server.stop()
     home = own_namespace()
-    enter(world.here)
-    own = Server("--pool-size", "2", *world.flags(), state=server.state).start()
-    yield own
-    if own.process is None or own.process.poll() is not None:
-        own.start()
-    own.end_boxes()
-    own.stop()
-    enter(home)
-    server.start()
+    try:
+        enter(world.here)
+        own = Server("--pool-size", "2", *world.flags(), state=server.state).start()
+        yield own
+        if own.process is None or own.process.poll() is not None:
+            own.start()
+        own.end_boxes()
+        own.stop()
+    finally:
+        enter(home)
+        os.close(home)
+        server.start()
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def run(box, words, user="root"):
 
 
 def test_apt_get_update_and_install(box):
-    run(box, "apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -qy install --no-install-recommends tree")
+    run(box, "apt-get -q -o Acquire::Retries=3 update && DEBIAN_FRONTEND=noninteractive apt-get -qy install --no-install-recommends tree")
     assert "tree v" in run(box, "tree --version").out
 
 

@@ -208,7 +208,7 @@ def parsed(frame: bytes):
 
 
 class Call:
-    """One request, or one connection that said something else."""
+    """A connection, and each request on it."""
 
     def __init__(self, to: str, port: int, server_name: str | None = None):
         self.to, self.port, self.server_name = to, port, server_name
@@ -228,6 +228,7 @@ class World:
         self.directory = directory
         self.calls: list[Call] = []
         self.open_streams = 0
+        self.lock = threading.Lock()
         self.listening: list[socket.socket] = []
         self.here, self.there = new_namespace(), new_namespace()
         self.wire()
@@ -320,6 +321,8 @@ class World:
             except OSError:
                 return
             call = Call(connection.getsockname()[0], port)
+            # Before anything is answered: who got an answer was noted.
+            self.calls.append(call)
             threading.Thread(target=self.one, args=(serve, connection, call), daemon=True).start()
 
     def one(self, serve, connection, call):
@@ -328,23 +331,17 @@ class World:
             serve(connection, call)
 
     def silent(self, connection, call):
-        self.calls.append(call)
         call.raw = connection.recv(4096)
 
     def greeter(self, connection, call):
-        self.calls.append(call)
         connection.sendall(b"SSH-2.0-world\r\n")
         call.raw = connection.recv(4096)
         connection.sendall(b"you said " + call.raw)
 
     def https(self, connection, call):
-        try:
-            with self.tls.wrap_socket(connection, server_side=True) as wrapped:
-                call.server_name = getattr(wrapped, "server_name_seen", None)
-                self.http(wrapped, call)
-        except ssl.SSLError:
-            # Not TLS to the end; who called is of interest all the same.
-            self.calls.append(call)
+        with self.tls.wrap_socket(connection, server_side=True) as wrapped:
+            call.server_name = getattr(wrapped, "server_name_seen", None)
+            self.http(wrapped, call)
 
     def http(self, connection, first):
         world = self
@@ -388,18 +385,22 @@ class World:
                 self.close_connection = True
                 self.send_response(200)
                 self.end_headers()
-                world.open_streams += 1
+                world.streams(1)
                 try:
                     while True:
                         self.wfile.write(b"tick\n" * 200)
                         time.sleep(0.01)
                 finally:
-                    world.open_streams -= 1
+                    world.streams(-1)
 
         Handler(connection, ("world", 0), None, directory=str(self.directory))
 
+    def streams(self, change: int):
+        with self.lock:
+            self.open_streams += change
+
     def calls_to(self, address: str) -> list[Call]:
-        return [call for call in self.calls if call.to == address]
+        return [call for call in list(self.calls) if call.to == address]
 
     def close(self):
         for listener in self.listening:

@@ -146,7 +146,7 @@ def test_sni_spoof_to_own_ip(box, world):
     """The address is the attacker's, the name is an allowed one: the name is what is dialled."""
     before = len(world.calls_to(GOOD))
     evaluate(box, f'say("{EVIL}", 443, hello("good.test"))', f'get("{EVIL}", "good.test")')
-    wait_for(lambda: len(world.calls_to(GOOD)) >= before + 2, "the host that was named is called")
+    wait_for(lambda: len(world.calls_to(GOOD)) >= before + 3, "the host that was named is called")
     assert world.capture.packets(EVIL) == 0
 
 
@@ -249,6 +249,7 @@ for name in {names!r}:
 
 def test_connect_abuse(box, world):
     """A proxy a program was told of is a host like any other, and CONNECT is no way round it."""
+    before = len(world.calls)
     attempts = ["good.test:22", "good.test:8443", "evil.test:443", f"{EVIL}:443", "good.test:443@evil.test:443", "evil.test:443#good.test:443", "[::1]:443"]
     for attempt in attempts:
         answers = evaluate(
@@ -260,7 +261,7 @@ def test_connect_abuse(box, world):
         for answer in answers:
             assert " 200" not in answer.split("\\r\\n")[0], (attempt, answers)
     assert world.capture.packets(EVIL) == 0
-    assert not [call for call in world.calls if call.path == "/tunnelled" or (call.to == GOOD and call.port == 22)]
+    assert not [call for call in world.calls[before:] if call.path == "/tunnelled" or call.port == 22]
 
 
 def test_host_parser_confusion(box, world):
