@@ -34,6 +34,14 @@ class Box:
         self.id = self.made["id"]
         self.path = f"/v1/sandboxes/{self.id}"
 
+    @classmethod
+    def known(cls, server: Server, id: str) -> Box:
+        """One that was made in another way."""
+        box = cls.__new__(cls)
+        box.server, box.id, box.path = server, id, f"/v1/sandboxes/{id}"
+        box.made = box.info()
+        return box
+
     def exec(self, cmd, **options) -> Ran:
         timeout = options.pop("http_timeout", 120)
         return Ran(self.server.json("POST", self.path + "/exec", {"cmd": cmd, **options}, timeout=timeout))

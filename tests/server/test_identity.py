@@ -9,59 +9,11 @@ import subprocess
 import jwt
 import pytest
 from boxkit import Box, wait_for
+from identitykit import CURL, INSIDE, VAULT, anonymous, ask, checked, keys, session, token, verify
 from sandkeep_server import Refused, binary
 
-VAULT = "https://vault.example.org"
-INSIDE = "http://sandkeep.internal"
 METADATA = "http://169.254.169.254"
-CURL = ["curl", "-sS", "--max-time", "30"]
 WHO = {"org": "acme", "task": "fix-42", "scopes": ["repo:acme/web:read", "ci"]}
-
-
-def ask(box, path, *more, host=INSIDE):
-    """(status, body) of a request to the box's own metadata service."""
-    ran = box.exec([*CURL, "-w", "\n%{http_code}", *more, host + path])
-    assert ran.ok, ran
-    body, _, status = ran.out.rpartition("\n")
-    return int(status), body
-
-
-def session(box, host=INSIDE):
-    status, token = ask(box, "/v1/session", "-X", "PUT", "-H", "X-Sandkeep-Metadata-Ttl-Seconds: 600", host=host)
-    assert status == 200, token
-    return f"X-Sandkeep-Metadata-Token: {token}"
-
-
-def token(box, audience=VAULT):
-    status, text = ask(box, f"/v1/token?audience={audience}", "-H", session(box))
-    assert status == 200, text
-    return text
-
-
-def anonymous(server, path):
-    """As a verifier elsewhere asks: without any key."""
-    status, headers, body = server.request("GET", path, headers={"X-API-Key": ""})
-    assert status == 200, body
-    return headers, json.loads(body)
-
-
-def keys(server):
-    return anonymous(server, "/.well-known/jwks.json")[1]["keys"]
-
-
-def checked(server, text, audience=VAULT):
-    """What a verifier elsewhere reads from a token, with nothing but our two documents."""
-    _, document = anonymous(server, "/.well-known/openid-configuration")
-    kid = jwt.get_unverified_header(text)["kid"]
-    key = next(key for key in keys(server) if key["kid"] == kid)
-    algorithms = document["id_token_signing_alg_values_supported"]
-    return jwt.decode(
-        text, jwt.PyJWK(key), algorithms=algorithms, audience=audience, issuer=document["issuer"], leeway=30
-    )
-
-
-def verify(server, text, audience=VAULT, **more):
-    return server.json("POST", "/v1/identity/verify", {"token": text, "audience": audience, **more})
 
 
 def refused(server, *args, **more):
@@ -238,9 +190,7 @@ def test_e2b_iam_tokens(server):
         "POST", "/v2/sandboxes",
         {"templateID": "base", "timeout": 300, "iam": {"tokens": {"vault": {"audience": VAULT, "tokenType": "JWT-SVID"}}}},
     )
-    box = Box.__new__(Box)
-    box.server, box.id, box.path = server, made["sandboxID"], f"/v1/sandboxes/{made['sandboxID']}"
-    with box:
+    with Box.known(server, made["sandboxID"]) as box:
         status, text = ask(box, "/v1/token?name=vault", "-H", session(box))
         assert status == 200 and checked(server, text)["sandbox"] == box.id
         assert ask(box, "/v1/token?name=other", "-H", session(box))[0] == 404
