@@ -92,7 +92,7 @@ fn host_of(text: &str) -> Option<(Host, u16)> {
 mod tests {
     use super::*;
 
-    fn words(found: Vec<(Host, u16)>) -> Vec<String> {
+    fn words(found: &[(Host, u16)]) -> Vec<String> {
         found
             .iter()
             .map(|(host, port)| format!("{host}:{port}"))
@@ -103,11 +103,11 @@ mod tests {
     fn clients_say_where_they_go() {
         let pip = "import x\nPyPI = PackageIndex(\"https://index.example/\", file_storage_domain=\"files.example\")\nTestPyPI = PackageIndex(\n    \"https://no.example/\"\n)\n";
         assert_eq!(
-            words(of_pip(pip)),
+            words(&of_pip(pip)),
             ["index.example:443", "files.example:443"]
         );
         let npm = "define('save', {\n  default: 'x',\n})\ndefine('registry', {\n  default: 'https://npm.example/',\n  type: url,\n";
-        assert_eq!(words(of_npm(npm)), ["npm.example:443"]);
+        assert_eq!(words(&of_npm(npm)), ["npm.example:443"]);
         assert!(of_pip("").is_empty() && of_npm("define('registry'").is_empty());
     }
 
@@ -124,6 +124,6 @@ mod tests {
             "PyPI = PackageIndex(\"https://a.example/\")\n",
         )
         .unwrap();
-        assert_eq!(words(pip(dir.path())), ["a.example:443"]);
+        assert_eq!(words(&pip(dir.path())), ["a.example:443"]);
     }
 }
