@@ -38,7 +38,10 @@ def make(watched):
     made = []
 
     def make(**request):
+        newest = entries(watched, limit=1)
         box = Box(watched, **request)
+        # The log of the whole run is long; what is asked for is read from here on.
+        box.since = newest[0]["seq"] if newest else 0
         made.append(box)
         return box
 
@@ -53,7 +56,7 @@ def entries(server, **query):
 
 
 def of(box, kind):
-    return entries(box.server, sandbox_id=box.id, kind=kind, after=0, limit=1000)
+    return entries(box.server, sandbox_id=box.id, kind=kind, after=box.since, limit=1000)
 
 
 def soon(box, kind, count=1):
@@ -236,10 +239,11 @@ def grown(make, outside, server, count):
 
 
 def test_the_log_goes_on_in_a_new_file(make, outside, watched):
-    found = grown(make, outside, watched, len(files(watched)) + 1)
+    before = files(watched)
+    found = grown(make, outside, watched, len(before) + 1)
     verdict = sound(watched)
     assert verdict["first"] == 1, "the chain goes over all files"
-    for file in found:
+    for file in set(found) - set(before):
         assert file.stat().st_size <= 64 * 1024
         assert file.stat().st_mode & 0o777 == 0o600
 
