@@ -10,7 +10,7 @@ mod contract;
 
 pub use channel::{Channel, ChannelIo};
 pub use check::{Check, Verdict};
-pub use contract::{Adoption, BoxSpec, LiveBox, Swept, Ward, WardEvent};
+pub use contract::{Adoption, BoxSpec, Engine, LiveBox, Swept, Ward, WardEvent};
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
