@@ -4,7 +4,11 @@ use crate::{
     launcher::protocol::Job,
     live::Live,
     record::{Note, Record},
-    ward::{Inner, blocking, lock, make_private_dir, open_dir, remove_dir},
+    ward::Inner,
+};
+use sandkeep_host::{
+    files::{make_private_dir, open_dir, remove_dir},
+    work::{blocking, lock},
 };
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::{BoxSpec, LiveBox};

@@ -12,18 +12,18 @@ use crate::{
     tmpfs, watch,
 };
 use async_trait::async_trait;
+use sandkeep_host::{
+    files::{box_dirs, install_agent, make_private_dir, open_dir, remove_dir},
+    work::{blocking, lock},
+};
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage, random_token};
 use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, LiveBox, Swept, Ward, WardEvent};
 use std::{
     collections::{HashMap, HashSet},
-    fs::{self, DirBuilder},
-    io,
-    os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt as _, PermissionsExt as _},
-    },
+    fs, io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 use tokio::{
@@ -74,10 +74,6 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.watcher.abort();
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ContainerWard {
@@ -374,62 +370,9 @@ fn hard_limit(pid: i32) -> Option<u64> {
     line.split_ascii_whitespace().nth(4)?.parse().ok()
 }
 
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    task::spawn_blocking(work)
-        .await
-        .map_err(|error| Error::internal(format!("a blocking task failed: {error}")))?
-}
-
-pub(crate) fn open_dir(path: &Path) -> Result<OwnedFd> {
-    use rustix::fs::{Mode, OFlags, open};
-    open(
-        path,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .doing(format_args!("opening {}", path.display()))
-    .map_err(Error::from)
-}
-
-pub(crate) fn remove_dir(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other
-            .doing(format_args!("removing {}", path.display()))
-            .map_err(Error::from),
-    }
-}
-
-pub(crate) fn make_private_dir(path: &Path) -> Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o700)))
-        .doing(format_args!("making {}", path.display()))
-        .map_err(Error::from)
-}
-
-/// Copies the agent to where boxes get it from. Its mode says: run it, do not read it; the
-/// kernel then keeps everybody in the box from tracing it or looking into it.
-fn install_agent(source: &Path, state_dir: &Path) -> Result<PathBuf> {
-    let target = state_dir.join("agent");
-    let fresh = state_dir.join(format!("agent.{}", random_token(8)));
-    fs::copy(source, &fresh)
-        .and_then(|_| fs::set_permissions(&fresh, fs::Permissions::from_mode(0o111)))
-        .and_then(|()| fs::rename(&fresh, &target))
-        .doing(format_args!(
-            "copying the agent {} into the state directory",
-            source.display()
-        ))?;
-    Ok(target)
-}
-
 /// The ids of every box that has a directory here.
 fn reserved(state_dir: &Path, slots: &Arc<Slots>) -> HashMap<SandboxId, Slot> {
-    crate::sweep::box_dirs(state_dir)
+    box_dirs(state_dir)
         .into_iter()
         .filter_map(|(id, directory)| {
             let slot = slots.reclaim(Note::read(&directory)?.slot)?;

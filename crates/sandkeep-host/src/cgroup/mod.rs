@@ -222,7 +222,7 @@ impl Cgroups {
             .is_some_and(|dir| files::write(dir, "cgroup.kill", 1).is_ok());
         if !by_kernel || self.needs_attach() {
             for pid in &pids {
-                crate::sys::kill(*pid);
+                crate::proc::kill(*pid);
             }
         }
         pids.len()
