@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    GoneReason, Isolation, IsolationWish, Limits, LimitsWish, SandboxId, Secret, State,
-    TemplateName, Timestamp,
+    BoxTime, GoneReason, Isolation, IsolationWish, Limits, LimitsWish, SandboxId, Secret, State,
+    TemplateName, TimeWish, Timestamp,
 };
 
 /// The envd version our agent fulfils; every feature gate of the SDKs opens at it.
@@ -39,6 +39,8 @@ pub struct CreateSandbox {
     pub on_timeout: OnTimeout,
     pub env: BTreeMap<String, String>,
     pub metadata: BTreeMap<String, String>,
+    /// Pausing, waking, and the point it is made from.
+    pub time: TimeWish,
     /// The same key with the same request gives the same box.
     pub idempotency_key: Option<String>,
 }
@@ -64,6 +66,8 @@ pub struct Sandbox {
     pub gone: Option<GoneReason>,
     pub gone_at: Option<Timestamp>,
     pub oom_kills: u64,
+    /// Pauses, and where in time it is.
+    pub time: BoxTime,
 }
 
 /// What boxes are made from.

@@ -153,6 +153,7 @@ fn migrations() -> Migrator {
     Migrator::with_migrations(vec![
         one(1, "ledger", include_str!("../migrations/0001_ledger.sql")),
         one(2, "network", include_str!("../migrations/0002_network.sql")),
+        one(10, "time", include_str!("../migrations/0010_time.sql")),
     ])
 }
 

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use sandkeep_model::{
-    Code, EventKind, GoneReason, Isolation, Limits, ListFilter, OnTimeout, Order, Sandbox,
+    BoxTime, Code, EventKind, GoneReason, Isolation, Limits, ListFilter, OnTimeout, Order, Sandbox,
     SandboxId, Secret, State, Timestamp,
 };
 use sandkeep_store::{Claim, Idempotency, NewBox, Store};
@@ -27,6 +27,7 @@ fn sandbox(started_at: i64) -> Sandbox {
         gone: None,
         gone_at: None,
         oom_kills: 0,
+        time: BoxTime::default(),
     }
 }
 
@@ -156,6 +157,7 @@ async fn of_many_claims_on_one_pooled_box_one_wins() {
                     on_timeout: OnTimeout::Kill,
                     env: &BTreeMap::new(),
                     metadata: &BTreeMap::from([("number".into(), number.to_string())]),
+                    time: &BoxTime::default(),
                     access_token: &token,
                     network: None,
                     idempotency: None,
