@@ -8,7 +8,10 @@ use std::{
     process::Command,
 };
 
-use crate::{btrfs, doing::Doing as _, pool::PoolKind, quota::QuotaKind, template, vault::Inner};
+use crate::{
+    btrfs, doing::Doing as _, pool::PoolKind, quota::QuotaKind, staging::Staged, template,
+    vault::Inner,
+};
 
 /// The root directory of one box.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +19,7 @@ pub struct Disk {
     pub path: PathBuf,
 }
 
-fn disk_path(vault: &Inner, id: &SandboxId) -> PathBuf {
+pub fn disk_path(vault: &Inner, id: &SandboxId) -> PathBuf {
     vault.layout.disks.join(id.as_str())
 }
 
@@ -39,18 +42,29 @@ fn check_limit(vault: &Inner, limit: u64) -> Result<()> {
 /// Makes the disk under a staging name, limits it, and only then gives it its name: a disk
 /// without its limit is never seen.
 pub fn create(vault: &Inner, id: &SandboxId, template: &TemplateName, limit: u64) -> Result<Disk> {
-    check_limit(vault, limit)?;
-    vault.check_room()?;
     let Some(template) = template::find(vault, template)? else {
         return Err(template::not_found(template));
     };
     let path = disk_path(vault, id);
+    if !stage_from(vault, &template.path, limit)?.commit(&path)? {
+        return Err(taken(id));
+    }
+    Ok(Disk { path })
+}
+
+pub fn taken(id: &SandboxId) -> Error {
+    Error::conflict(format!("sandbox \"{id}\" already has a disk"))
+}
+
+/// A writable and limited copy of `source` that has no name yet.
+pub fn stage_from<'a>(vault: &'a Inner, source: &Path, limit: u64) -> Result<Staged<'a>> {
+    check_limit(vault, limit)?;
+    vault.check_room()?;
     let staged = vault.layout.stage(&vault.quota);
     if vault.pool.kind == PoolKind::PlainDirectory {
-        copy_tree(&template.path, &staged.path)?;
+        copy_tree(source, &staged.path)?;
     } else {
-        btrfs::snapshot(&template.path, &staged.path)
-            .doing_to("making the disk from", &template.path)?;
+        btrfs::snapshot(source, &staged.path).doing_to("making the disk from", source)?;
         let dir = btrfs::open_dir(&staged.path).doing_to("opening", &staged.path)?;
         let volume = btrfs::subvolume_id(dir.as_fd()).doing("asking for the id of the disk")?;
         vault
@@ -58,12 +72,7 @@ pub fn create(vault: &Inner, id: &SandboxId, template: &TemplateName, limit: u64
             .adopt(dir.as_fd(), volume, limit)
             .doing("limiting the disk")?;
     }
-    if !staged.commit(&path)? {
-        return Err(Error::conflict(format!(
-            "sandbox \"{id}\" already has a disk"
-        )));
-    }
-    Ok(Disk { path })
+    Ok(staged)
 }
 
 /// `cp` keeps owners, links, attributes and holes, and shares blocks where it can.
@@ -87,7 +96,7 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
         .hint("free space on the disk that holds the pool"))
 }
 
-fn existing(vault: &Inner, id: &SandboxId) -> Result<PathBuf> {
+pub fn existing(vault: &Inner, id: &SandboxId) -> Result<PathBuf> {
     let path = disk_path(vault, id);
     match fs::symlink_metadata(&path) {
         Ok(_) => Ok(path),
