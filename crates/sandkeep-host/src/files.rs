@@ -58,13 +58,13 @@ pub fn make_private_dir(path: &Path) -> Result<()> {
         .map_err(Error::from)
 }
 
-/// Copies the agent to where boxes get it from. Its mode says: run it, do not read it; the
-/// kernel then keeps everybody in the box from tracing it or looking into it.
-pub fn install_agent(source: &Path, state_dir: &Path) -> Result<PathBuf> {
+/// Copies the agent to where boxes get it from. With mode 0111, run it but do not read it,
+/// the kernel keeps everybody in the box from tracing it or looking into it.
+pub fn install_agent(source: &Path, state_dir: &Path, mode: u32) -> Result<PathBuf> {
     let target = state_dir.join("agent");
     let fresh = state_dir.join(format!("agent.{}", random_token(8)));
     fs::copy(source, &fresh)
-        .and_then(|_| fs::set_permissions(&fresh, fs::Permissions::from_mode(0o111)))
+        .and_then(|_| fs::set_permissions(&fresh, fs::Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&fresh, &target))
         .doing(format_args!(
             "copying the agent {} into the state directory",

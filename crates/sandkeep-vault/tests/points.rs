@@ -145,21 +145,21 @@ async fn what_is_not_published_was_never_there() {
     assert_eq!(state.staging(), 0);
 
     // A server that is killed drops nothing: the next one sweeps.
-    let draft = vault.begin_point(PointId::random()).await.unwrap();
-    fs::write(draft.memory().unwrap().join("pages"), "half").unwrap();
-    let draft = vault.take_disk(draft, &id).await.unwrap();
-    std::mem::forget(draft);
-    assert_eq!(state.staging(), 1);
     let point = snapshot(&vault, &id, &[("pages", b"whole")]).await;
-    // The forgotten draft holds the lock of its vault.
-    let config = sandkeep_vault::VaultConfig {
-        state_dir: state.path(),
-        ..state.config()
-    };
+    let left = state.path().join("pool/staging/left");
+    fs::create_dir_all(left.join("memory")).unwrap();
+    fs::write(left.join("memory/pages"), "half").unwrap();
+    let (source, target) = (point.disk.to_str().unwrap(), left.join("disk"));
+    let target = target.to_str().unwrap();
+    run("btrfs", &["subvolume", "snapshot", "-r", source, target]);
     drop(vault);
-    let locked = Vault::open(config).await;
-    assert!(locked.is_err(), "two servers never share a pool");
-    assert_eq!(point.memory_bytes, 5);
+    let vault = state.open().await;
+    assert_eq!(state.staging(), 0);
+    assert_eq!(
+        vault.points().await.unwrap(),
+        std::slice::from_ref(&point.id)
+    );
+    assert_eq!(vault.verified_point(&point.id).await.unwrap(), point);
 }
 
 #[tokio::test]

@@ -40,6 +40,7 @@ const SPARES: usize = 4;
 const EVENTS: usize = 1024;
 pub const END_DEADLINE: Duration = Duration::from_secs(15);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(5);
+const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The container level.
@@ -91,7 +92,7 @@ impl ContainerWard {
             .doing("finding the state directory")?;
         let mountpoint = state_dir.join("mnt");
         make_private_dir(&mountpoint)?;
-        let agent = install_agent(&config.agent, &state_dir)?;
+        let agent = install_agent(&config.agent, &state_dir, 0o111)?;
         let tree = Cgroups::make_tree(&Layout::of_this_host()?, &tree_name(&state_dir))?;
         let slots = Slots::new(config.id_base, config.id_slots)?;
         let (events, receiver) = mpsc::channel(EVENTS);
@@ -303,6 +304,28 @@ impl Ward for ContainerWard {
     async fn netns(&self, id: &SandboxId) -> Result<OwnedFd> {
         let live = self.inner.must_hold(id)?;
         blocking(move || live.netns().map_err(Error::from)).await
+    }
+
+    async fn freeze(&self, id: &SandboxId) -> Result<()> {
+        let live = self.inner.must_hold(id)?;
+        blocking(move || {
+            live.record.cgroups.freeze(FREEZE_DEADLINE)?;
+            // One that had ended just before looks frozen, too.
+            if live.runs() {
+                return Ok(());
+            }
+            Err(Error::conflict(format!("box {} has ended", live.id)))
+        })
+        .await
+    }
+
+    async fn thaw(&self, id: &SandboxId) -> Result<()> {
+        let live = self.inner.must_hold(id)?;
+        blocking(move || {
+            live.record.cgroups.thaw();
+            Ok(())
+        })
+        .await
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {

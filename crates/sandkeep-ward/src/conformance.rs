@@ -5,6 +5,7 @@
 
 mod bench;
 mod events;
+mod freeze;
 mod inside;
 mod lifecycle;
 mod limits;
@@ -13,6 +14,10 @@ mod restart;
 pub use bench::{Bench, HostLimits, Stage};
 pub use events::{
     a_box_that_ends_by_itself_is_reported, a_destroyed_box_is_no_news, events_can_be_taken_once,
+};
+pub use freeze::{
+    a_frozen_box_can_be_destroyed, a_frozen_box_is_adopted, a_frozen_box_stands_still_and_goes_on,
+    freezing_what_is_not_there_is_refused,
 };
 pub use inside::{Output, agent, run, run_as};
 pub use lifecycle::{
@@ -53,6 +58,10 @@ macro_rules! conformance_tests {
             a_box_is_adopted_after_a_restart,
             a_dead_box_is_gone,
             sweep_clears_the_unknown_only,
+            a_frozen_box_stands_still_and_goes_on,
+            a_frozen_box_can_be_destroyed,
+            a_frozen_box_is_adopted,
+            freezing_what_is_not_there_is_refused,
         }
     };
     (@each $bench:expr; $($scenario:ident),+ $(,)?) => {
