@@ -28,6 +28,7 @@ use crate::{error::ErrorBody, v1};
         (name = "sandboxes", description = "Sandboxes and their life"),
         (name = "exec", description = "Commands in a sandbox"),
         (name = "network", description = "What a sandbox may reach"),
+        (name = "time", description = "Pauses, points, forks and rollbacks"),
         (name = "files", description = "Files of a sandbox"),
         (name = "events", description = "What happened"),
         (name = "templates", description = "What sandboxes are made from"),

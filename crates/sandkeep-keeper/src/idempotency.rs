@@ -6,7 +6,7 @@ use std::{
 };
 
 use sandkeep_moat::policy::Policy;
-use sandkeep_model::{CreateSandbox, Error, Expiry, OnTimeout, Result, Sandbox, State};
+use sandkeep_model::{CreateSandbox, Error, Expiry, OnTimeout, Result, Sandbox, State, TimeWish};
 use sandkeep_store::Idempotency;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -105,8 +105,20 @@ pub fn given(request: &CreateSandbox, network: Option<&Policy>) -> Result<Option
         request.env,
         request.metadata,
     ]);
-    if let (Some(policy), Some(list)) = (network, asked.as_array_mut()) {
-        list.push(policy.to_json());
+    if let Some(list) = asked.as_array_mut() {
+        if let Some(policy) = network {
+            list.push(policy.to_json());
+        }
+        // Only when it says something: keys of an earlier version keep their meaning.
+        if request.time != TimeWish::default() {
+            let time = &request.time;
+            list.push(serde_json::json!({
+                "from_point": time.from_point,
+                "auto_resume": time.auto_resume,
+                "pause_files_only": time.pause_files_only,
+                "idle_seconds": time.idle_seconds,
+            }));
+        }
     }
     let text = asked.to_string();
     let hash = Sha256::digest(text.as_bytes())

@@ -20,8 +20,10 @@ mod registry;
 mod samples;
 mod stop;
 mod sync;
+mod time;
 mod upkeep;
 
 pub use config::{KeeperConfig, Limiting, PoolConfig};
 pub use keeper::{BoxView, HostReport, Keeper, LevelReport};
 pub use network::{DenialBell, NetworkConfig};
+pub use time::{ForkWish, PauseWish, PointWish};

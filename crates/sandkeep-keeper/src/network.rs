@@ -98,6 +98,10 @@ impl Reach {
         }
     }
 
+    pub fn attached(&self) -> bool {
+        lock(&self.moat).is_some()
+    }
+
     /// Nothing gets out of the box from here on.
     pub fn close(&self) {
         lock(&self.moat).take();

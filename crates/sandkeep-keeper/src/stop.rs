@@ -68,7 +68,7 @@ impl Core {
     /// to be tried again, which happens in the background. The caller has the turn and the
     /// box is `stopping`.
     pub async fn clear_away(&self, entry: &Arc<Entry>) -> Result<()> {
-        entry.closed.cancel();
+        entry.activity.close();
         entry.reach.close();
         self.deadlines.moved(&entry.id, entry.end_at(), None);
         if let Err(error) = self.take_apart(entry).await {
@@ -104,7 +104,9 @@ impl Core {
                 .context(format!("removing the disk of sandbox \"{id}\""))
                 .hint("it is tried again in the background")
                 .retryable(true)
-        })
+        })?;
+        self.drop_pauses(id, None).await;
+        Ok(())
     }
 
     async fn write_off(&self, entry: &Entry) -> Result<()> {

@@ -32,6 +32,16 @@ pub enum ChangeKind {
     Changed,
 }
 
+impl ChangeKind {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Removed => "removed",
+            Self::Changed => "changed",
+        }
+    }
+}
+
 /// One path that is different.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {

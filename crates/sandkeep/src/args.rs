@@ -8,6 +8,7 @@ use sandkeep_model::TemplateName;
 use crate::{
     config::Settings,
     quantity::{Size, Span},
+    time_args::TimeCommand,
 };
 
 const EXAMPLES: &str = "\
@@ -125,6 +126,8 @@ pub enum Command {
     /// What boxes may reach: show, set, test, suggest
     #[command(subcommand)]
     Policy(PolicyCommand),
+    #[command(flatten)]
+    Time(TimeCommand),
     /// List the templates boxes can be made from
     Templates,
     /// Print a completion script for a shell
@@ -316,6 +319,18 @@ pub struct CreateArgs {
     /// When it ends by itself, for example 15m, 2h, or never
     #[arg(long, default_value = "5m", value_name = "SPAN")]
     pub timeout: Span,
+    /// Make it from this point, by id or name, instead of a template
+    #[arg(long, value_name = "POINT")]
+    pub from_point: Option<String>,
+    /// Pause it at its timeout instead of ending it
+    #[arg(long)]
+    pub pause_at_timeout: bool,
+    /// A request to it wakes it when it is paused
+    #[arg(long)]
+    pub auto_resume: bool,
+    /// Pause it when nobody wants anything of it for so long; needs --auto-resume
+    #[arg(long, value_name = "SPAN", requires = "auto_resume")]
+    pub idle: Option<Span>,
 }
 
 #[derive(Debug, Args)]

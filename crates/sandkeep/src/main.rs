@@ -14,6 +14,7 @@ mod notify;
 mod quantity;
 mod serve;
 mod state;
+mod time_args;
 
 use std::{io, process::ExitCode};
 

@@ -6,6 +6,7 @@ mod network;
 mod observe;
 mod sandboxes;
 mod templates;
+mod time;
 mod types;
 
 use axum::{
@@ -36,17 +37,17 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/templates", get(templates::list).post(absent::builds))
         .route("/v2/templates", get(templates::list).post(absent::builds))
         .route("/templates/aliases/{name}", get(templates::alias))
+        .route("/sandboxes/{id}/pause", post(time::pause))
+        .route("/sandboxes/{id}/resume", post(time::resume))
+        .route("/sandboxes/{id}/fork", post(time::fork))
+        .route("/sandboxes/{id}/snapshots", post(time::snapshot))
+        .route("/snapshots", get(time::snapshots))
         .merge(not_yet())
 }
 
 /// Known calls whose rooms are not built yet; each says so in words.
 fn not_yet() -> Router<Shared> {
     Router::new()
-        .route("/sandboxes/{id}/pause", post(absent::pause))
-        .route("/sandboxes/{id}/resume", post(absent::resume))
-        .route("/sandboxes/{id}/fork", post(absent::fork))
-        .route("/sandboxes/{id}/snapshots", post(absent::snapshot))
-        .route("/snapshots", get(absent::snapshots))
         .route("/v3/templates", post(absent::builds))
         .route("/default-templates", get(absent::builds))
         .route(
@@ -54,7 +55,7 @@ fn not_yet() -> Router<Shared> {
             get(absent::builds)
                 .post(absent::builds)
                 .patch(absent::builds)
-                .delete(absent::builds),
+                .delete(time::delete),
         )
         .route("/v2/templates/{id}", patch(absent::builds))
         .route("/templates/{id}/files/{hash}", get(absent::builds))

@@ -12,6 +12,7 @@ mod run;
 mod sandboxes;
 mod templates;
 mod text;
+mod time;
 mod types;
 
 pub(crate) use sandboxes::limit;
@@ -42,12 +43,22 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(files::rename))
         .routes(routes!(templates::list))
         .routes(routes!(templates::get))
+        .routes(routes!(time::timeline))
+        .routes(routes!(time::points))
+        .routes(routes!(time::point, time::delete))
 }
 
-/// Routes that last as long as a command, a file or a client does.
+/// Routes that last as long as a command, a file or a client does, or as the memory of a
+/// sandbox takes to be written.
 pub(crate) fn streaming() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(exec::exec, exec_ws::interactive))
         .routes(routes!(files::read, files::write, files::remove))
         .routes(routes!(events::events))
+        .routes(routes!(time::pause))
+        .routes(routes!(time::resume))
+        .routes(routes!(time::snapshot))
+        .routes(routes!(time::fork))
+        .routes(routes!(time::rollback))
+        .routes(routes!(time::diff))
 }

@@ -16,7 +16,7 @@ use sandkeep_agent_client::Agent;
 use sandkeep_keeper::{Keeper, KeeperConfig, Limiting, NetworkConfig, PoolConfig};
 use sandkeep_model::{
     CreateSandbox, Event, EventKind, Expiry, IsolationWish, Limits, LimitsWish, OnTimeout, Sandbox,
-    SandboxId, State, TemplateName,
+    SandboxId, State, TemplateName, TimeWish,
 };
 use sandkeep_store::Store;
 use sandkeep_vault::{ImportLimits, Vault, VaultConfig};
@@ -150,6 +150,7 @@ pub fn request() -> CreateSandbox {
         on_timeout: OnTimeout::Kill,
         env: BTreeMap::from([("COLOUR".to_owned(), "blue".to_owned())]),
         metadata: BTreeMap::new(),
+        time: TimeWish::default(),
         idempotency_key: None,
     }
 }

@@ -6,10 +6,12 @@ mod exec;
 mod list;
 pub mod output;
 mod policy;
+mod race;
 mod run;
 mod session;
 mod sse;
 mod terminal;
+mod time;
 mod watch;
 
 use std::{
@@ -50,6 +52,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Timeout { sandbox, span } => {
             list::set_timeout(client, output, &sandbox, span).await
         }
+        Command::Time(command) => time::time(client, output, command).await,
         Command::Policy(command) => policy::policy(client, output, command).await,
         Command::Templates => list::templates(client, output).await,
         Command::Serve(_)
