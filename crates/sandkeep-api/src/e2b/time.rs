@@ -22,6 +22,8 @@ use crate::{
     state::Shared,
 };
 
+/// What forks without a timeout get.
+const DEFAULT_FORK: i64 = 300;
 /// What a resume without a timeout gets.
 const DEFAULT_RESUME: i64 = 15;
 
@@ -101,7 +103,7 @@ pub(crate) async fn fork(
     let wish = ForkWish {
         count: request.count.unwrap_or(1),
         at: None,
-        expiry: request.timeout.map(seconds).transpose()?,
+        expiry: Some(seconds(request.timeout.unwrap_or(DEFAULT_FORK))?),
     };
     let forks = state.keeper.fork(&id, wish).await?;
     let forks = forks

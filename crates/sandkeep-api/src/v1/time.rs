@@ -10,7 +10,7 @@ use sandkeep_model::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::types::{SandboxView, TimeoutWish};
+use super::types::{SandboxView, TimeoutWish, yes};
 use crate::{
     error::{ErrorBody, ErrorDetail, NativeError},
     extract::{NativeId, NativeJson, NativeJsonOrNothing, path_part},
@@ -108,9 +108,10 @@ impl From<Vec<Point>> for PointList {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct PauseRequest {
     /// `false`: processes end and only the files stay.
+    #[serde(default = "yes")]
     #[schema(default = true)]
     memory: bool,
 }
@@ -140,12 +141,14 @@ pub(crate) async fn pause(
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct ResumeRequest {
     /// Seconds until it ends, or `"never"`; the time it was made with when left out.
+    #[serde(default)]
     #[schema(value_type = Option<u64>)]
     timeout_seconds: Option<TimeoutWish>,
     /// `false`: a cold start from its files.
+    #[serde(default = "yes")]
     #[schema(default = true)]
     memory: bool,
 }
@@ -308,15 +311,22 @@ pub(crate) async fn diff(
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct ForkRequest {
+    #[serde(default = "one")]
     #[schema(default = 1, minimum = 1, maximum = 20)]
     count: u32,
     /// A point by its id or name; what the sandbox is now when left out.
+    #[serde(default)]
     at: Option<String>,
     /// Seconds until the forks end, or `"never"`; as long as the source was given when left out.
+    #[serde(default)]
     #[schema(value_type = Option<u64>)]
     timeout_seconds: Option<TimeoutWish>,
+}
+
+const fn one() -> u32 {
+    1
 }
 
 impl Default for ForkRequest {

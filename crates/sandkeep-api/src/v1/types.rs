@@ -115,7 +115,7 @@ pub(crate) struct CreateRequest {
     pub pause_memory: bool,
 }
 
-const fn yes() -> bool {
+pub(crate) const fn yes() -> bool {
     true
 }
 

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use bare::{BareWard, runs};
+pub use bare::{BareWard, runs, stopped};
 use sandkeep_agent_client::Agent;
 use sandkeep_keeper::{Keeper, KeeperConfig, Limiting, NetworkConfig, PoolConfig};
 use sandkeep_model::{
