@@ -7,6 +7,7 @@ mod bench;
 mod events;
 mod freeze;
 mod inside;
+pub mod lab;
 mod lifecycle;
 mod limits;
 mod restart;
@@ -27,7 +28,7 @@ pub use lifecycle::{
 };
 pub use limits::{
     a_fork_bomb_stops_at_the_limit, limits_can_be_changed, limits_reach_the_host,
-    memory_runs_out_inside_only, usage_counts,
+    memory_runs_out_inside_only, memory_takes_the_box, usage_counts,
 };
 pub use restart::{
     a_box_is_adopted_after_a_restart, a_dead_box_is_gone, sweep_clears_the_unknown_only,

@@ -1,26 +1,11 @@
-use std::{
-    collections::HashSet,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-};
+use std::{collections::HashSet, os::fd::OwnedFd, path::Path};
 
 use async_trait::async_trait;
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::{Channel, Check};
-
-/// What a ward needs to start a box.
-#[derive(Debug, Clone)]
-pub struct BoxSpec {
-    pub id: SandboxId,
-    /// The box's own writable root directory, made by the vault, owners as inside (root is 0).
-    pub root: PathBuf,
-    pub limits: Limits,
-    /// The host name seen inside.
-    pub hostname: String,
-}
+use crate::{BoxSpec, Channel, Check};
 
 /// A box that runs, as the ward wants to remember it.
 ///
