@@ -31,6 +31,11 @@ impl Core {
     /// Takes over what lives and clears away what does not.
     pub async fn adopt(&self) -> Result<()> {
         let rows = self.store.live().await?;
+        let cut_off: Vec<SandboxId> = rows
+            .iter()
+            .filter(|row| row.sandbox.state == State::Resuming)
+            .map(|row| row.sandbox.id.clone())
+            .collect();
         let mut known = Vec::with_capacity(rows.len());
         for row in rows {
             let ward = self.ward_of(&row)?;
@@ -60,6 +65,12 @@ impl Core {
         futures_util::stream::iter(lost)
             .for_each_concurrent(AT_ONCE, |(entry, why)| self.clear_lost(entry, why))
             .await;
+        // Only now: what was started before the sweep would have been swept.
+        for id in cut_off {
+            if let Some(entry) = self.registry.find(&id) {
+                self.wake_later(&entry);
+            }
+        }
         if !alive.is_empty() || ended > 0 {
             tracing::info!(
                 adopted = alive.len(),
@@ -100,7 +111,7 @@ impl Core {
         let fate = match state {
             State::Creating => Fate::Ends(GoneReason::CreateInterrupted),
             State::Stopping => Fate::Ends(reason.unwrap_or(GoneReason::Killed)),
-            State::Paused | State::Resuming => self.look_for_resting(&entry, state, note).await,
+            State::Paused | State::Resuming => self.look_for_resting(&entry, note).await,
             _ if self.is_alive(&entry, note).await => {
                 if state == State::Pausing {
                     self.unpause(&entry).await;
@@ -112,20 +123,12 @@ impl Core {
         Found { entry, fate }
     }
 
-    async fn look_for_resting(
-        &self,
-        entry: &Arc<Entry>,
-        state: State,
-        note: Option<serde_json::Value>,
-    ) -> Fate {
+    async fn look_for_resting(&self, entry: &Arc<Entry>, note: Option<serde_json::Value>) -> Fate {
         let found = self.find_resting(entry, note).await;
         if let Err(error) = &found {
             // The ledger can not be written; what rests stays at rest all the same.
             tracing::warn!(id = %entry.id, %error, "a box that rests");
             entry.rests_unwritten();
-        }
-        if state == State::Resuming {
-            self.wake_later(entry);
         }
         match found {
             Ok(Rest::Frozen) => Fate::Lives,
