@@ -104,6 +104,59 @@ ensure_box_tools() {
   ensure_packages "to fetch packages for the base template" ca-certificates
 }
 
+# The gVisor level's program, new enough to write boxes to disk. Debian 12 has it in its
+# backports only: fetched from the mirror this system uses, without changing its list of sources.
+MIN_RUNSC=20240729
+has_runsc() {
+  local found
+  found=$(PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin" runsc --version 2>/dev/null | grep -oE '[0-9]{8}' | head -n 1)
+  [ "${found:-0}" -ge "$MIN_RUNSC" ]
+}
+
+ensure_runsc() {
+  has_runsc && return 0
+  local hint="without it there is no isolation level gvisor; see https://gvisor.dev/docs/user_guide/install"
+  command -v apt-get >/dev/null || {
+    warn "runsc of $MIN_RUNSC or newer is missing: $hint"
+    return 1
+  }
+  say "==> installing runsc (for the isolation level gvisor)"
+  local offered
+  offered=$(apt-cache policy runsc 2>/dev/null | sed -n 's/.*Candidate: .*~\([0-9]\{8\}\).*/\1/p')
+  if [ "${offered:-0}" -ge "$MIN_RUNSC" ]; then
+    install_packages "for the isolation level gvisor" runsc
+  else
+    runsc_from_backports
+  fi
+  has_runsc || {
+    warn "runsc of $MIN_RUNSC or newer could not be installed: $hint"
+    return 1
+  }
+}
+
+runsc_from_backports() {
+  local dir mirror codename status=0
+  # shellcheck source=/dev/null
+  codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
+  mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
+    awk -v release="$codename" '$2 == release { print $1; exit }')
+  [ -n "$mirror" ] || return 0
+  dir=$(mktemp -d)
+  chmod 755 "$dir"
+  mkdir -p "$dir/lists/partial"
+  printf 'deb %s %s-backports main\n' "$mirror" "$codename" >"$dir/sources.list"
+  local only=(-qq -o "Dir::Etc::sourcelist=$dir/sources.list" -o Dir::Etc::sourceparts=-
+    -o "Dir::State::lists=$dir/lists" -o APT::Sandbox::User=root)
+  (
+    cd "$dir"
+    as_root apt-get "${only[@]}" update &&
+      as_root apt-get "${only[@]}" download runsc >/dev/null &&
+      as_root dpkg --install ./runsc_*.deb >/dev/null
+  ) || status=1
+  as_root rm -rf "$dir"
+  return "$status"
+}
+
 # The files built as root for somebody else are given to them.
 give_back() {
   if is_root && [ -n "${SUDO_UID:-}" ] && [ -e "$1" ]; then

@@ -33,6 +33,19 @@ pub enum HostSignal {
     Hup,
 }
 
+/// `POST` [`LimitsRequest`], answers 204: for wards that can not set these from outside.
+pub const LIMITS_PATH: &str = "/sandkeep.host/limits";
+
+/// What processes started from now on may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitsRequest {
+    /// Open files of each process.
+    pub open_files: u64,
+    /// Processes and threads of the whole box.
+    pub pids: u64,
+}
+
 /// Who the box is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -48,9 +61,23 @@ pub struct InitRequest {
     pub default_workdir: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
+    /// The machine id in `/etc` stays: the box was this one before, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_machine_id: bool,
     /// The host's clock, for boxes with a clock of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timestamp_ms: Option<i64>,
+}
+
+impl InitRequest {
+    /// For a box that comes back, in contrast to one that is new.
+    #[must_use]
+    pub fn same_machine(self) -> Self {
+        Self {
+            keep_machine_id: true,
+            ..self
+        }
+    }
 }
 
 /// The certificate authority of the box, for the trust stores of its programs.

@@ -4,6 +4,7 @@
 //! calls for the host alone. Both sides use these types, and both sides treat what they read as
 //! hostile: every decoder here is bounded.
 
+pub mod channel;
 mod error;
 pub mod filesystem;
 mod frame;

@@ -2,8 +2,9 @@
 
 use http::StatusCode;
 use sandkeep_agent_api::host::{
-    HostSignal, INIT_PATH, InitRequest, LOGS_PATH, ListeningPort, LogEntry, LogsResponse, Metrics,
-    PORTS_PATH, PortsResponse, SIGNAL_PATH, SignalRequest, TRUST_PATH, TrustRequest, WARM_PATH,
+    HostSignal, INIT_PATH, InitRequest, LIMITS_PATH, LOGS_PATH, LimitsRequest, ListeningPort,
+    LogEntry, LogsResponse, Metrics, PORTS_PATH, PortsResponse, SIGNAL_PATH, SignalRequest,
+    TRUST_PATH, TrustRequest, WARM_PATH,
 };
 use sandkeep_model::Result;
 
@@ -17,6 +18,14 @@ impl Agent {
     pub async fn init(&mut self, request: &InitRequest) -> Result<()> {
         let until = self.until();
         let request = post(INIT_PATH, "application/json", json(request)?)?;
+        self.whole(request, until).await?;
+        Ok(())
+    }
+
+    /// Sets the limits that are held inside the box.
+    pub async fn set_limits(&mut self, request: &LimitsRequest) -> Result<()> {
+        let until = self.until();
+        let request = post(LIMITS_PATH, "application/json", json(request)?)?;
         self.whole(request, until).await?;
         Ok(())
     }

@@ -52,6 +52,18 @@ pub(crate) fn logs(state: &State, query: Option<&str>) -> Response<Body> {
     )
 }
 
+/// Sets the limits that only the agent can set.
+pub(crate) async fn limits(state: State, request: Request<Incoming>) -> Response<Body> {
+    match read_json(request.into_body()).await.and_then(|message| {
+        state
+            .set_limits(&message)
+            .map_err(|error| ConnectError::failed_precondition(error.to_string()))
+    }) {
+        Ok(()) => no_content(),
+        Err(error) => error_response(&error),
+    }
+}
+
 /// Tells the box who it is.
 pub(crate) async fn init(state: State, request: Request<Incoming>) -> Response<Body> {
     match read_json(request.into_body())
@@ -95,7 +107,9 @@ fn apply(state: &State, message: InitRequest) -> Result<(), ConnectError> {
             );
             note(state, "/etc/hosts", write_hosts(hostname));
         }
-        note(state, "/etc/machine-id", write_machine_id());
+        if !message.keep_machine_id {
+            note(state, "/etc/machine-id", write_machine_id());
+        }
     }
     Ok(())
 }
@@ -208,6 +222,7 @@ async fn warm_up(state: &State) -> Result<(), ConnectError> {
         cwd,
         stdio: StdioKind::Nothing,
         score: state.child_score(),
+        fence: state.fence(),
     };
     let mut spawned = spawn(state.reaper(), &launch).map_err(|error| {
         ConnectError::failed_precondition(format!("cannot run a shell: {error}"))

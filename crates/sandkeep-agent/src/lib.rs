@@ -5,7 +5,9 @@
 
 mod body;
 pub mod connect;
+mod fence;
 pub mod fs;
+mod gate;
 mod host;
 mod log;
 mod metrics;
@@ -14,6 +16,7 @@ pub mod paths;
 pub mod ports;
 mod process;
 mod reap;
+mod resident;
 mod run;
 mod server;
 mod state;

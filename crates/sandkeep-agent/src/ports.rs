@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use sandkeep_agent_api::host::ListeningPort;
+use sandkeep_agent_api::{channel, host::ListeningPort};
 
 /// State `LISTEN` in the kernel's table.
 const LISTEN: &str = "0A";
@@ -13,6 +13,8 @@ pub(crate) fn listening() -> Vec<ListeningPort> {
         .iter()
         .filter_map(|path| std::fs::read_to_string(path).ok())
         .flat_map(|table| parse(&table))
+        // Our own door is nobody's service.
+        .filter(|listening| listening.port != channel::PORT)
         .collect();
     ports.sort();
     ports.dedup();

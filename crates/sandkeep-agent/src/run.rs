@@ -2,24 +2,34 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, getpid};
+use sandkeep_agent_api::channel;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{State, oom, server};
+use crate::fence::Fence;
+use crate::gate::Gate;
+use crate::server::{self, Door};
+use crate::{State, oom, resident};
 
 /// Names the descriptor of the listening socket the ward hands over.
 const LISTEN_FD: &str = "SANDKEEP_LISTEN_FD";
-const USAGE: &str = "usage: sandkeep-agent [--listen PATH]\n\
-    without --listen the listening socket is inherited, see SANDKEEP_LISTEN_FD\n";
+const USAGE: &str = "usage: sandkeep-agent [--listen PATH | --network HOST]\n\
+    --listen   a unix socket to make\n\
+    --network  listen on the network for HOST alone, which proves itself by the token that\n\
+               was written to our standard input; for a box with a kernel of its own\n\
+    without either the listening socket is inherited, see SANDKEEP_LISTEN_FD\n";
 
 /// Runs the agent until SIGTERM.
 pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    match listener(arguments).and_then(serve) {
+    let arguments: Vec<OsString> = arguments.collect();
+    match entrance(&arguments).and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             use io::Write;
@@ -30,11 +40,27 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn listener(mut arguments: impl Iterator<Item = OsString>) -> io::Result<UnixListener> {
-    match (arguments.next(), arguments.next(), arguments.next()) {
-        (Some(option), Some(path), None) if option == "--listen" => UnixListener::bind(path),
-        (None, ..) => inherited_listener(),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, USAGE)),
+/// The way in, before there is a runtime.
+enum Entrance {
+    Socket(UnixListener),
+    Network(TcpListener, IpAddr),
+}
+
+fn entrance(arguments: &[OsString]) -> io::Result<Entrance> {
+    let usage = || io::Error::new(io::ErrorKind::InvalidInput, USAGE);
+    match arguments {
+        [] => inherited_listener().map(Entrance::Socket),
+        [option, path] if option == "--listen" => UnixListener::bind(path).map(Entrance::Socket),
+        [option, host] if option == "--network" => {
+            let host = host
+                .to_str()
+                .and_then(|text| text.parse().ok())
+                .ok_or_else(usage)?;
+            resident::settle(arguments)?;
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, channel::PORT))?;
+            Ok(Entrance::Network(listener, host))
+        }
+        _ => Err(usage()),
     }
 }
 
@@ -52,8 +78,7 @@ fn inherited_listener() -> io::Result<UnixListener> {
     Ok(UnixListener::from(fd))
 }
 
-fn serve(listener: UnixListener) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
+fn serve(entrance: Entrance) -> io::Result<()> {
     // One thread does everything; file calls that may block get helpers, which leave soon after.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -62,11 +87,23 @@ fn serve(listener: UnixListener) -> io::Result<()> {
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
     runtime.block_on(async {
-        let listener = tokio::net::UnixListener::from_std(listener)?;
-        let state = State::new(oom::protect());
+        let (door, fence) = match entrance {
+            Entrance::Socket(listener) => {
+                listener.set_nonblocking(true)?;
+                let listener = tokio::net::UnixListener::from_std(listener)?;
+                (Door::Socket(listener), Fence::default())
+            }
+            Entrance::Network(listener, host) => {
+                listener.set_nonblocking(true)?;
+                let listener = tokio::net::TcpListener::from_std(listener)?;
+                let gate = Arc::new(Gate::new(host));
+                (Door::Network(listener, gate), Fence::in_own_kernel())
+            }
+        };
+        let state = State::new(oom::protect(), fence);
         let mut terminate = signal(SignalKind::terminate())?;
         tokio::select! {
-            result = server::serve(listener, state.clone()) => match result? {},
+            result = server::serve(door, state.clone()) => match result? {},
             result = state.reaper().run() => match result? {},
             _ = terminate.recv() => {}
         }

@@ -13,10 +13,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use sandkeep_agent_api::{ConnectError, host as host_api};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 
 use crate::connect::error_response;
+use crate::gate::Gate;
 use crate::{Body, State, empty_body, fs, host, metrics, process, trust, tunnel};
 
 /// Connections served at once; more wait in the socket's queue.
@@ -25,8 +27,52 @@ const MAX_CONNECTIONS: usize = 512;
 const MAX_BUFFER: usize = 64 << 10;
 const MAX_HEADERS: usize = 128;
 
+/// Where connections come from.
+pub(crate) enum Door {
+    /// A socket only the host can reach.
+    Socket(UnixListener),
+    /// The network of the box, with a gate in it.
+    Network(TcpListener, Arc<Gate>),
+}
+
 /// Serves connections for ever.
-pub(crate) async fn serve(listener: UnixListener, state: State) -> std::io::Result<Infallible> {
+pub(crate) async fn serve(door: Door, state: State) -> std::io::Result<Infallible> {
+    match door {
+        Door::Socket(listener) => serve_socket(listener, state).await,
+        Door::Network(listener, gate) => serve_network(listener, gate, state).await,
+    }
+}
+
+/// Whoever does not come from the host is turned away before it costs anything.
+async fn serve_network(
+    listener: TcpListener,
+    gate: Arc<Gate>,
+    state: State,
+) -> std::io::Result<Infallible> {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let mut stream = match listener.accept().await {
+            Ok((stream, peer)) if gate.knows(peer.ip()) => stream,
+            Ok(_) => continue,
+            Err(error) => {
+                rest_after(&error, &state).await;
+                continue;
+            }
+        };
+        let (gate, places, state) = (Arc::clone(&gate), Arc::clone(&places), state.clone());
+        tokio::spawn(async move {
+            // Small answers must not wait for each other.
+            let _ = stream.set_nodelay(true);
+            if gate.admits(&mut stream).await
+                && let Ok(_place) = places.acquire().await
+            {
+                serve_connection(stream, state).await;
+            }
+        });
+    }
+}
+
+async fn serve_socket(listener: UnixListener, state: State) -> std::io::Result<Infallible> {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let place = Arc::clone(&places)
@@ -36,11 +82,7 @@ pub(crate) async fn serve(listener: UnixListener, state: State) -> std::io::Resu
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors or memory: the queue keeps the caller, try again soon.
-                state
-                    .log()
-                    .add(host_api::LogLevel::Warn, format!("cannot accept: {error}"));
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                rest_after(&error, &state).await;
                 continue;
             }
         };
@@ -52,7 +94,18 @@ pub(crate) async fn serve(listener: UnixListener, state: State) -> std::io::Resu
     }
 }
 
-async fn serve_connection(stream: UnixStream, state: State) {
+/// Out of descriptors or memory: the queue keeps the caller, try again soon.
+async fn rest_after(error: &std::io::Error, state: &State) {
+    state
+        .log()
+        .add(host_api::LogLevel::Warn, format!("cannot accept: {error}"));
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+}
+
+async fn serve_connection<S>(stream: S, state: State)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = service_fn(move |request| {
         let state = state.clone();
         async move { Ok::<_, Infallible>(route(state, request).await) }
@@ -100,6 +153,7 @@ async fn dispatch(state: State, request: Request<Incoming>) -> Response<Body> {
         (&Method::GET, "/metrics") => metrics::answer(&state),
         (&Method::GET, "/envs") => host::envs(&state),
         (&Method::POST, host_api::INIT_PATH) => host::init(state, request).await,
+        (&Method::POST, host_api::LIMITS_PATH) => host::limits(state, request).await,
         (&Method::POST, host_api::WARM_PATH) => host::warm(state).await,
         (&Method::POST, host_api::TRUST_PATH) => trust::trust(state, request).await,
         (&Method::POST, host_api::SIGNAL_PATH) => host::signal(state, request).await,

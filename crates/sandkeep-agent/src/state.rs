@@ -8,9 +8,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use sandkeep_agent_api::ConnectError;
+use sandkeep_agent_api::{ConnectError, host::LimitsRequest};
 use tokio::sync::Semaphore;
 
+use crate::fence::Fence;
 use crate::fs::FsState;
 use crate::log::Log;
 use crate::metrics::CpuMeter;
@@ -34,6 +35,7 @@ struct Shared {
     reaper: Reaper,
     cpu: CpuMeter,
     child_score: ChildScore,
+    fence: Mutex<Fence>,
     tunnels: Arc<Semaphore>,
 }
 
@@ -72,7 +74,7 @@ impl From<UserError> for ConnectError {
 }
 
 impl State {
-    pub(crate) fn new(child_score: ChildScore) -> Self {
+    pub(crate) fn new(child_score: ChildScore, fence: Fence) -> Self {
         Self(Arc::new(Shared {
             settings: Mutex::default(),
             log: Log::default(),
@@ -81,6 +83,7 @@ impl State {
             reaper: Reaper::default(),
             cpu: CpuMeter::start(),
             child_score,
+            fence: Mutex::new(fence),
             tunnels: Arc::new(Semaphore::new(MAX_TUNNELS)),
         }))
     }
@@ -104,6 +107,18 @@ impl State {
 
     pub(crate) fn child_score(&self) -> ChildScore {
         self.0.child_score
+    }
+
+    pub(crate) fn fence(&self) -> Fence {
+        *self.0.fence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_limits(&self, limits: &LimitsRequest) -> std::io::Result<()> {
+        self.0
+            .fence
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .limit(limits)
     }
 
     /// The state of the `fs` module.
@@ -208,7 +223,7 @@ mod tests {
 
     #[test]
     fn an_explicit_name_wins_and_an_unknown_one_is_refused() {
-        let state = State::new(ChildScore::new(0));
+        let state = State::new(ChildScore::new(0), Fence::default());
         assert_eq!(
             state
                 .user(&headers("Basic eHk6"), Some("root"))

@@ -242,6 +242,7 @@ async fn java(state: &State, keytool: &str, words: &[&str], until: Instant) -> i
         cwd: &PathBuf::from("/"),
         stdio: StdioKind::Nothing,
         score: state.child_score(),
+        fence: state.fence(),
     };
     let mut spawned = spawn(state.reaper(), &launch)?;
     if timeout_at(until, spawned.exit.wait_for(Option::is_some))

@@ -35,6 +35,17 @@ impl<T: DeserializeOwned> FromRequest<Shared> for NativeJson<T> {
     }
 }
 
+/// A JSON body of the native API that may be missing altogether.
+#[derive(Debug)]
+pub(crate) struct NativeJsonOrNothing<T>(pub T);
+
+impl<T: DeserializeOwned + Default> FromRequest<Shared> for NativeJsonOrNothing<T> {
+    type Rejection = NativeError;
+    async fn from_request(request: Request, state: &Shared) -> Result<Self, NativeError> {
+        Ok(Self(json_or_nothing(request, state.max_body_bytes).await?))
+    }
+}
+
 /// A JSON body of the E2B API; what the SDKs leave empty is the default.
 #[derive(Debug)]
 pub(crate) struct E2bJson<T>(pub T);
@@ -53,14 +64,21 @@ pub(crate) struct E2bJsonOrNothing<T>(pub T);
 impl<T: DeserializeOwned + Default> FromRequest<Shared> for E2bJsonOrNothing<T> {
     type Rejection = E2bError;
     async fn from_request(request: Request, state: &Shared) -> Result<Self, E2bError> {
-        let (parts, body) = request.into_parts();
-        let bytes = read_body(body, state.max_body_bytes).await?;
-        if bytes.iter().all(u8::is_ascii_whitespace) {
-            return Ok(Self(T::default()));
-        }
-        check_content_type(&parts.headers)?;
-        Ok(Self(parse_json(&bytes)?))
+        Ok(Self(json_or_nothing(request, state.max_body_bytes).await?))
     }
+}
+
+async fn json_or_nothing<T: DeserializeOwned + Default>(
+    request: Request,
+    limit: usize,
+) -> Result<T> {
+    let (parts, body) = request.into_parts();
+    let bytes = read_body(body, limit).await?;
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Ok(T::default());
+    }
+    check_content_type(&parts.headers)?;
+    parse_json(&bytes)
 }
 
 async fn json<T: DeserializeOwned>(request: Request, limit: usize) -> Result<T> {

@@ -31,6 +31,7 @@ use crate::{error::ErrorBody, v1};
         (name = "secrets", description = "Values that are added to requests at the edge, and never shown"),
         (name = "identity", description = "Who a sandbox is, and tokens that prove it"),
         (name = "audit", description = "What happened, provably unchanged"),
+        (name = "time", description = "Pauses, points, forks and rollbacks"),
         (name = "files", description = "Files of a sandbox"),
         (name = "events", description = "What happened"),
         (name = "templates", description = "What sandboxes are made from"),

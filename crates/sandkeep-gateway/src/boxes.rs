@@ -10,6 +10,9 @@ pub trait Boxes: Clone + Send + Sync + 'static {
     /// A fresh connection to the agent.
     fn connect(&self, id: &SandboxId) -> impl Future<Output = Result<Self::Channel>> + Send;
 
+    /// Returns when the box runs; one that wakes by itself is woken.
+    fn awake(&self, id: &SandboxId) -> impl Future<Output = Result<()>> + Send;
+
     /// Fires when the box is gone or paused.
     fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static;
 
@@ -23,6 +26,10 @@ impl Boxes for Keeper {
 
     async fn connect(&self, id: &SandboxId) -> Result<Self::Channel> {
         Self::connect(self, id).await
+    }
+
+    async fn awake(&self, id: &SandboxId) -> Result<()> {
+        Self::awake(self, id).await
     }
 
     fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static {

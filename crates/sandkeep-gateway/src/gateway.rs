@@ -1,7 +1,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::extract::ConnectInfo;
@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, Limited};
 use sandkeep_agent_api::ENVD_PORT;
 use sandkeep_agent_client::BoxError;
 use sandkeep_keeper::Keeper;
-use sandkeep_model::SandboxId;
+use sandkeep_model::{Code, Error, SandboxId};
 
 use crate::{
     Body, Boxes, GatewayConfig, Route, Target,
@@ -22,6 +22,9 @@ use crate::{
     signature::{FileQuery, Operation},
     target, to_agent, to_port,
 };
+
+/// A request that wakes a box waits this long for it.
+const WAKE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The way from outside to a port of a box; clones share one.
 pub struct Gateway<K = Keeper> {
@@ -133,6 +136,9 @@ impl<K: Boxes> Gateway<K> {
                 Err(answer) => return *answer,
                 Ok(false) => Err(Failure::NoBox),
                 Ok(true) => {
+                    if let Err(error) = self.awake(&id).await {
+                        return failed(to_agent::failure(&error));
+                    }
                     if !parts.headers.contains_key(TOKEN_HEADER) {
                         // Let in by a signature, which names the user; only the token may name another.
                         parts.headers.remove(AUTHORIZATION);
@@ -145,6 +151,9 @@ impl<K: Boxes> Gateway<K> {
                 let what = "tunnels from outside are not offered";
                 return answer::refused(StatusCode::METHOD_NOT_ALLOWED, what);
             }
+            if let Err(error) = self.awake(&id).await {
+                return failed(to_agent::failure(&error));
+            }
             let host = target::host(&parts).ok().flatten().map(str::to_owned);
             let asked = Asked {
                 client: client(&parts),
@@ -155,6 +164,18 @@ impl<K: Boxes> Gateway<K> {
             to_port::forward(&self.boxes, &self.pool, to, parts, body, &asked, upgrade).await
         };
         carried.unwrap_or_else(failed)
+    }
+
+    /// Waking takes as long as the memory of a box is large, but not for ever.
+    async fn awake(&self, id: &SandboxId) -> sandkeep_model::Result<()> {
+        tokio::time::timeout(WAKE_DEADLINE, self.boxes.awake(id))
+            .await
+            .unwrap_or_else(|_| {
+                Err(Error::new(
+                    Code::DeadlineExceeded,
+                    "the sandbox did not wake up in time",
+                ))
+            })
     }
 
     /// Whether the agent may be asked this; `false` when there is no such box.

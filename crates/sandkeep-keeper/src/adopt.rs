@@ -3,11 +3,11 @@
 use std::{collections::HashSet, sync::Arc};
 
 use futures_util::StreamExt;
-use sandkeep_model::{Error, GoneReason, Result, SandboxId, State, Timestamp};
+use sandkeep_model::{Error, GoneReason, PauseMode, Result, SandboxId, State, Timestamp};
 use sandkeep_store::Record;
 use sandkeep_ward::{Adoption, LiveBox, Ward};
 
-use crate::{agent, core::Core, egress::Egress, meters, pool::Ready, registry::Entry};
+use crate::{agent, core::Core, egress::Egress, meters, pool::Ready, registry::Entry, time::Rest};
 
 /// Boxes looked at side by side.
 const AT_ONCE: usize = 16;
@@ -15,8 +15,15 @@ const AT_ONCE: usize = 16;
 /// A row of the ledger and what came of it.
 struct Found {
     entry: Arc<Entry>,
-    /// Why it must end; `None` when it lives on.
-    ends: Option<GoneReason>,
+    fate: Fate,
+}
+
+enum Fate {
+    /// Its processes are there: it runs, or is frozen.
+    Lives,
+    /// Only its files are there, and that is right.
+    Rests,
+    Ends(GoneReason),
 }
 
 impl Core {
@@ -24,6 +31,11 @@ impl Core {
     /// and have no moat yet.
     pub async fn adopt(&self) -> Result<Vec<Arc<Entry>>> {
         let rows = self.store.live().await?;
+        let cut_off: Vec<SandboxId> = rows
+            .iter()
+            .filter(|row| row.sandbox.state == State::Resuming)
+            .map(|row| row.sandbox.id.clone())
+            .collect();
         let mut known = Vec::with_capacity(rows.len());
         for row in rows {
             let ward = self.ward_of(&row)?;
@@ -35,17 +47,37 @@ impl Core {
             .collect()
             .await;
 
-        let (alive, lost): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|found| found.ends.is_none());
-        let mut alive: Vec<_> = alive.into_iter().map(|found| found.entry).collect();
+        let (mut alive, mut resting, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+        for Found { entry, fate } in found {
+            match fate {
+                Fate::Lives => alive.push(entry),
+                Fate::Rests => resting.push(entry),
+                Fate::Ends(why) => lost.push((entry, why)),
+            }
+        }
+        // What is left of the processes of boxes that rest goes with the rest.
         self.sweep(&alive).await;
+        let rested = resting.len();
+        alive.extend(resting);
         self.take_over(&alive).await?;
+        self.sweep_points().await?;
         let ended = lost.len();
         futures_util::stream::iter(lost)
-            .for_each_concurrent(AT_ONCE, |found| self.clear_lost(found))
+            .for_each_concurrent(AT_ONCE, |(entry, why)| self.clear_lost(entry, why))
             .await;
+        // Only now: what was started before the sweep would have been swept.
+        for id in cut_off {
+            if let Some(entry) = self.registry.find(&id) {
+                self.wake_later(&entry);
+            }
+        }
         if !alive.is_empty() || ended > 0 {
-            tracing::info!(adopted = alive.len(), ended, "boxes of an earlier run");
+            tracing::info!(
+                adopted = alive.len(),
+                rested,
+                ended,
+                "boxes of an earlier run"
+            );
         }
         alive.retain(|entry| !entry.pooled());
         Ok(alive)
@@ -77,13 +109,34 @@ impl Core {
         let entry = Entry::new(sandbox, ward, pooled, egress);
         // More boxes than now allowed are no reason to lose any.
         self.registry.add_within(&entry, usize::MAX);
-        let ends = match state {
-            State::Creating => Some(GoneReason::CreateInterrupted),
-            State::Stopping => Some(reason.unwrap_or(GoneReason::Killed)),
-            _ if self.is_alive(&entry, note).await => None,
-            _ => Some(GoneReason::LostWhileServerWasDown),
+        let fate = match state {
+            State::Creating => Fate::Ends(GoneReason::CreateInterrupted),
+            State::Stopping => Fate::Ends(reason.unwrap_or(GoneReason::Killed)),
+            State::Paused | State::Resuming => self.look_for_resting(&entry, note).await,
+            _ if self.is_alive(&entry, note).await => {
+                if state == State::Pausing {
+                    self.unpause(&entry).await;
+                }
+                Fate::Lives
+            }
+            _ => Fate::Ends(GoneReason::LostWhileServerWasDown),
         };
-        Found { entry, ends }
+        Found { entry, fate }
+    }
+
+    async fn look_for_resting(&self, entry: &Arc<Entry>, note: Option<serde_json::Value>) -> Fate {
+        let found = self.find_resting(entry, note).await;
+        if let Err(error) = &found {
+            // The ledger can not be written; what rests stays at rest all the same.
+            tracing::warn!(id = %entry.id, %error, "a box that rests");
+            entry.rests_unwritten();
+        }
+        match found {
+            Ok(Rest::Frozen) => Fate::Lives,
+            Ok(Rest::OnDisk) => Fate::Rests,
+            Err(_) if frozen(entry) => Fate::Lives,
+            Err(_) => Fate::Rests,
+        }
     }
 
     async fn is_alive(&self, entry: &Entry, note: Option<serde_json::Value>) -> bool {
@@ -131,7 +184,9 @@ impl Core {
         meters::adopted(owned.len());
         for entry in alive {
             // One whose time ran out meanwhile is the first the expiry task finds.
-            self.deadlines.moved(&entry.id, None, entry.end_at());
+            if entry.state() != State::Paused {
+                self.deadlines.moved(&entry.id, None, entry.end_at());
+            }
         }
         let pooled: Vec<_> = alive.iter().filter(|entry| entry.pooled()).collect();
         if pooled.is_empty() {
@@ -179,16 +234,21 @@ impl Core {
         self.discard(entry).await;
     }
 
-    async fn clear_lost(&self, found: Found) {
-        let Found { entry, ends } = found;
+    async fn clear_lost(&self, entry: Arc<Entry>, why: GoneReason) {
         let _turn = entry.turn.lock().await;
-        let why = ends.unwrap_or(GoneReason::LostWhileServerWasDown);
         // The ledger keeps the state it has until the end.
         entry.ending(why, false);
         if let Err(error) = self.clear_away(&entry).await {
             tracing::warn!(id = %entry.id, %error, "a box of an earlier run can not be ended yet");
         }
     }
+}
+
+fn frozen(entry: &Entry) -> bool {
+    entry.with(|sandbox| {
+        let pause = sandbox.time.pause.as_ref();
+        pause.is_some_and(|pause| pause.mode == PauseMode::Ram)
+    })
 }
 
 /// What can not be understood allows nothing.

@@ -46,6 +46,7 @@ pub fn identity(
         default_user: None,
         default_workdir: None,
         hostname: Some(id.to_string()),
+        keep_machine_id: false,
         timestamp_ms: Some(Timestamp::now().millis()),
     }
 }

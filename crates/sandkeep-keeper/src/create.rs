@@ -8,10 +8,12 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
+use sandkeep_agent_api::host::InitRequest;
 use sandkeep_agent_client::Agent;
 use sandkeep_model::{
-    Code, CreateSandbox, Error, GoneReason, Identity, Limits, OnTimeout, Result, Sandbox,
-    SandboxId, Secret, State, TemplateName, Timestamp, check_env, check_metadata,
+    BoxTime, Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish, Limits,
+    OnTimeout, Point, PointId, Result, Sandbox, SandboxId, Secret, State, TemplateName, Timestamp,
+    check_env, check_metadata,
 };
 use sandkeep_store::{Idempotency, NewBox};
 use sandkeep_vault::{Disk, TemplateInfo};
@@ -33,10 +35,38 @@ const AFTER_A_START: Duration = Duration::from_millis(50);
 /// A request that may be carried out.
 pub struct Plan {
     pub request: CreateSandbox,
-    pub template: TemplateInfo,
+    /// What it is made from: a template, or else a point.
+    pub template: Option<TemplateInfo>,
+    pub from: Option<Point>,
     pub ward: Arc<dyn Ward>,
     pub limits: Limits,
     pub network: Egress,
+}
+
+impl Plan {
+    fn made_from(&self) -> &TemplateName {
+        match (&self.template, &self.from) {
+            (Some(template), _) => &template.name,
+            (None, Some(point)) => &point.template,
+            (None, None) => &self.request.template,
+        }
+    }
+
+    /// What the new box knows about time.
+    pub fn time(&self, head: Option<PointId>) -> BoxTime {
+        let wish = &self.request.time;
+        BoxTime {
+            auto_resume: wish.auto_resume,
+            pause_files_only: wish.pause_files_only,
+            idle_seconds: wish.idle_seconds,
+            lease_seconds: match self.request.expiry {
+                Expiry::Never => None,
+                Expiry::After(time) => Some(time.as_secs().max(1)),
+            },
+            head,
+            pause: None,
+        }
+    }
 }
 
 impl Core {
@@ -65,18 +95,19 @@ impl Core {
     async fn plan(&self, request: CreateSandbox, network: EgressWish) -> Result<Plan> {
         check_env(&request.env)?;
         check_metadata(&request.metadata)?;
-        if request.on_timeout == OnTimeout::Pause {
-            return Err(Error::new(
-                Code::NotImplemented,
-                "a sandbox that pauses at its timeout is not built yet",
-            )
-            .field("on_timeout")
-            .hint("let it be killed at its timeout, or give it no timeout"));
+        if request.time.idle_seconds == Some(0) {
+            return Err(Error::invalid(
+                "idle_seconds",
+                "a sandbox can not be idle for 0 seconds",
+            ));
         }
         self.first_end(Timestamp::now(), request.expiry)?;
         let limits = request
             .limits
             .resolve(&self.config.limits.default, &self.config.limits.most)?;
+        if let Some(point) = request.time.from_point.clone() {
+            return self.plan_from(request, &point, network).await;
+        }
         let ward = self.levels.choose(request.isolation)?;
         let network = self.reach(network)?;
         let template = match self.vault.template(&request.template).await? {
@@ -85,7 +116,46 @@ impl Core {
         };
         Ok(Plan {
             request,
-            template,
+            template: Some(template),
+            from: None,
+            ward,
+            limits,
+            network,
+        })
+    }
+
+    /// A box from a point has the limits of the box it was, unless it asks for others.
+    async fn plan_from(
+        &self,
+        request: CreateSandbox,
+        point: &PointId,
+        network: EgressWish,
+    ) -> Result<Plan> {
+        let point = self.point(point).await?;
+        let limits = request
+            .limits
+            .resolve(&point.limits, &self.config.limits.most)?;
+        let ward = match request.isolation {
+            IsolationWish::Level(level) if point.has_memory() && level != point.isolation => {
+                return Err(Error::invalid(
+                    "isolation",
+                    format!(
+                        "point \"{}\" holds memory of isolation level {}",
+                        point.id, point.isolation
+                    ),
+                ));
+            }
+            IsolationWish::Auto if point.has_memory() => {
+                self.levels.choose(IsolationWish::Level(point.isolation))?
+            }
+            wish => self.levels.choose(wish)?,
+        };
+        self.usable(&point, ward.as_ref()).await?;
+        let network = self.reach(network)?;
+        Ok(Plan {
+            request,
+            template: None,
+            from: Some(point),
             ward,
             limits,
             network,
@@ -117,7 +187,8 @@ impl Core {
                 return Err(error);
             }
         }
-        let made = self.make_cold(plan, given).await;
+        let head = plan.from.as_ref().map(|point| point.id.clone());
+        let made = self.make_cold(plan, given, head).await;
         match &made {
             Ok(_) => meters::created(Path::Cold, begun.elapsed()),
             Err(_) => meters::create_failed(Path::Cold),
@@ -125,7 +196,13 @@ impl Core {
         made
     }
 
-    async fn make_cold(&self, plan: &Plan, given: Option<&Idempotency>) -> Result<Sandbox> {
+    /// `head` is where in time the new box says it comes from.
+    pub async fn make_cold(
+        &self,
+        plan: &Plan,
+        given: Option<&Idempotency>,
+        head: Option<PointId>,
+    ) -> Result<Sandbox> {
         let now = Timestamp::now();
         let request = &plan.request;
         let sandbox = Sandbox {
@@ -134,13 +211,16 @@ impl Core {
             env: request.env.clone(),
             metadata: request.metadata.clone(),
             identity: request.identity.clone(),
-            ..blank(&plan.template.name, plan.ward.as_ref(), plan.limits, now)
+            time: plan.time(head),
+            ..blank(plan.made_from(), plan.ward.as_ref(), plan.limits, now)
         };
         let entry = Entry::new(sandbox, Arc::clone(&plan.ward), false, plan.network.clone());
         // Taken before anybody can find the box: who wants to end it waits for us.
         let _turn = entry.turn.lock().await;
         self.make_room(&entry).await?;
-        let (live, _agent) = self.bring_up(&entry, given, request.by.as_deref()).await?;
+        let (live, _agent) = self
+            .bring_up(&entry, given, request.by.as_deref(), plan.from.as_ref())
+            .await?;
         // Its time counts from when it can be used.
         let end_at = self
             .first_end(Timestamp::now(), request.expiry)
@@ -157,6 +237,7 @@ impl Core {
         entry: &Arc<Entry>,
         given: Option<&Idempotency>,
         by: Option<&str>,
+        from: Option<&Point>,
     ) -> Result<(LiveBox, Agent)> {
         let Ok(_slot) = self.starts.acquire().await else {
             return Err(Error::internal("the keeper is closed"));
@@ -171,19 +252,17 @@ impl Core {
             by,
         };
         // Side by side: a disk without a row is found and removed at the next start.
-        let (written, disk) = tokio::join!(
-            self.store.insert(new),
-            self.vault
-                .create_disk(&entry.id, &sandbox.template, sandbox.limits.disk_bytes())
-        );
-        self.prepare_disks(&sandbox.template);
+        let (written, disk) = tokio::join!(self.store.insert(new), self.make_disk(&sandbox, from));
+        if from.is_none() {
+            self.prepare_disks(&sandbox.template);
+        }
         if let Err(error) = written {
             self.never_was(entry).await;
             return Err(error.context("creating a sandbox"));
         }
         // A panic in here would leave the box `creating` for ever, and end the task that fills
         // the pool. Nothing half changed is looked at again: the box is cleared away.
-        let started = AssertUnwindSafe(self.start(entry, &sandbox, disk))
+        let started = AssertUnwindSafe(self.start(entry, &sandbox, disk, from))
             .catch_unwind()
             .await
             .unwrap_or_else(|panic| {
@@ -197,20 +276,64 @@ impl Core {
         }
     }
 
+    async fn make_disk(&self, sandbox: &Sandbox, from: Option<&Point>) -> Result<Disk> {
+        let limit = sandbox.limits.disk_bytes();
+        match from {
+            Some(point) => {
+                self.vault
+                    .disk_from_point(&sandbox.id, &point.id, limit)
+                    .await
+            }
+            None => {
+                self.vault
+                    .create_disk(&sandbox.id, &sandbox.template, limit)
+                    .await
+            }
+        }
+    }
+
     async fn start(
         &self,
         entry: &Entry,
         sandbox: &Sandbox,
         disk: Result<Disk>,
+        from: Option<&Point>,
     ) -> Result<(LiveBox, Agent)> {
         let disk = disk.map_err(|error| error.context("making the disk"))?;
+        let image = match from {
+            Some(point) if point.has_memory() => {
+                self.usable(point, entry.ward.as_ref()).await?.memory
+            }
+            _ => None,
+        };
+        let identity = agent::identity_of(sandbox);
+        self.start_on(entry, sandbox, disk, image.as_deref(), &identity)
+            .await
+    }
+
+    /// Processes on a disk, from memory or cold; then an agent that knows who it is and a way
+    /// out.
+    pub async fn start_on(
+        &self,
+        entry: &Entry,
+        sandbox: &Sandbox,
+        disk: Disk,
+        image: Option<&std::path::Path>,
+        identity: &InitRequest,
+    ) -> Result<(LiveBox, Agent)> {
         let spec = BoxSpec {
             id: entry.id.clone(),
             root: disk.path,
             limits: sandbox.limits,
             hostname: entry.id.to_string(),
         };
-        let live = tokio::time::timeout(START_DEADLINE, entry.ward.start(spec))
+        let begin = async {
+            match image {
+                Some(image) => entry.ward.restore(spec, image).await,
+                None => entry.ward.start(spec).await,
+            }
+        };
+        let live = tokio::time::timeout(START_DEADLINE, begin)
             .await
             .unwrap_or_else(|_| {
                 Err(Error::new(
@@ -222,7 +345,7 @@ impl Core {
             .map_err(|error| error.context("starting the box"))?;
         let talk = async {
             let mut agent = agent::agent(entry.ward.as_ref(), &entry.id).await?;
-            agent.init(&agent::identity_of(sandbox)).await?;
+            agent.init(identity).await?;
             Ok::<_, Error>(agent)
         };
         let (agent, attached) = tokio::join!(talk, self.attach(entry));
@@ -292,7 +415,7 @@ impl Core {
         if let Err(error) = self.vault.remove_disk(&entry.id).await {
             tracing::warn!(id = %entry.id, %error, "a disk is left until the next upkeep");
         }
-        entry.closed.cancel();
+        entry.activity.close();
         entry.became(State::Gone);
         self.registry.remove(&entry.id);
     }
@@ -345,5 +468,6 @@ pub fn blank(template: &TemplateName, ward: &dyn Ward, limits: Limits, now: Time
         gone: None,
         gone_at: None,
         oom_kills: 0,
+        time: BoxTime::default(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sandkeep_model::{GoneReason, SandboxId, State};
+use sandkeep_model::{GoneReason, PauseMode, Sandbox, SandboxId, State};
 use sandkeep_ward::WardEvent;
 use tokio::sync::mpsc;
 
@@ -38,7 +38,12 @@ impl Core {
         tracing::info!(%id, %why, "a box ended by itself");
         let core = Arc::clone(self);
         self.tasks.spawn(async move {
-            if let Err(error) = core.stop(&entry, why).await {
+            // News of an earlier life of a box that rests on its disk by now is no news.
+            let dead = |sandbox: &Sandbox| {
+                let pause = sandbox.time.pause.as_ref();
+                pause.is_none_or(|pause| pause.mode == PauseMode::Ram)
+            };
+            if let Err(error) = core.stop_if(&entry, why, None, dead).await {
                 tracing::debug!(id = %entry.id, %error, "clearing away a box that ended");
             }
         });

@@ -6,10 +6,12 @@ use std::{
     time::Duration,
 };
 
-use sandkeep_model::{Error, Expiry, GoneReason, Result, Sandbox, SandboxId, State, Timestamp};
+use sandkeep_model::{
+    Error, Expiry, GoneReason, OnTimeout, Result, Sandbox, SandboxId, State, Timestamp,
+};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::{core::Core, sync::lock};
+use crate::{core::Core, registry::Entry, sync::lock};
 
 /// The shortest time a new box may be given.
 const LEAST: Duration = Duration::from_secs(1);
@@ -17,6 +19,8 @@ const LEAST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(3650 * 24 * 3600);
 /// The wall clock may be set while we sleep; look again this often.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// A box that could not be paused at its end is tried again after this.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
 /// Boxes ended at the same time when many expire together.
 const AT_ONCE: usize = 8;
 
@@ -156,7 +160,24 @@ impl Core {
         Ok(entry.sandbox())
     }
 
-    /// Ends boxes whose time is over, for ever.
+    /// A box that could not be paused runs on; nothing of it may be lost.
+    fn pause_again_later(&self, entry: &Entry) {
+        if entry.state() == State::Running {
+            let soon = Timestamp::now().plus(TRY_AGAIN);
+            self.deadlines.moved(&entry.id, None, Some(soon));
+        }
+    }
+
+    /// The end of a box that gets the time it was made with once more.
+    pub fn lease_end(&self, entry: &Entry, now: Timestamp) -> Result<Option<Timestamp>> {
+        let lease = entry.with(|sandbox| sandbox.time.lease_seconds);
+        let expiry = lease.map_or(Expiry::Never, |seconds| {
+            Expiry::After(Duration::from_secs(seconds))
+        });
+        self.first_end(now, expiry)
+    }
+
+    /// Ends or pauses boxes whose time is over, for ever.
     pub async fn expire(self: Arc<Self>) {
         let slots = Arc::new(Semaphore::new(AT_ONCE));
         loop {
@@ -172,9 +193,19 @@ impl Core {
                     let _slot = slot;
                     let still_due =
                         |sandbox: &Sandbox| sandbox.end_at.is_some_and(Timestamp::has_passed);
-                    if let Err(error) = core
-                        .stop_if(&entry, GoneReason::Expired, None, still_due)
-                        .await
+                    let (on_timeout, memory) =
+                        entry.with(|b| (b.on_timeout, !b.time.pause_files_only));
+                    if on_timeout == OnTimeout::Pause {
+                        if let Err(error) = core.pause_if(&entry, memory, still_due).await {
+                            tracing::warn!(id = %entry.id, %error, "pausing a box at its end");
+                            core.pause_again_later(&entry);
+                        }
+                        return;
+                    }
+                    // A box that rests has no end.
+                    let runs =
+                        |sandbox: &Sandbox| sandbox.state == State::Running && still_due(sandbox);
+                    if let Err(error) = core.stop_if(&entry, GoneReason::Expired, None, runs).await
                     {
                         tracing::debug!(id = %entry.id, %error, "expiring a box");
                     }

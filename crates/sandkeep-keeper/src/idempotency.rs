@@ -5,7 +5,7 @@ use std::{
     sync::Mutex,
 };
 
-use sandkeep_model::{CreateSandbox, Error, Expiry, OnTimeout, Result, Sandbox, State};
+use sandkeep_model::{CreateSandbox, Error, Expiry, OnTimeout, Result, Sandbox, State, TimeWish};
 use sandkeep_store::Idempotency;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -104,11 +104,23 @@ pub fn given(request: &CreateSandbox, network: &EgressWish) -> Result<Option<Ide
         request.env,
         request.metadata,
     ]);
-    if let (Some(network), Some(list)) = (network.to_json(), asked.as_array_mut()) {
-        list.push(network);
-    }
-    if let (false, Some(list)) = (request.identity.is_empty(), asked.as_array_mut()) {
-        list.push(serde_json::json!({ "identity": request.identity }));
+    if let Some(list) = asked.as_array_mut() {
+        if let Some(network) = network.to_json() {
+            list.push(network);
+        }
+        if !request.identity.is_empty() {
+            list.push(serde_json::json!({ "identity": request.identity }));
+        }
+        // Only when it says something: keys of an earlier version keep their meaning.
+        if request.time != TimeWish::default() {
+            let time = &request.time;
+            list.push(serde_json::json!({
+                "from_point": time.from_point,
+                "auto_resume": time.auto_resume,
+                "pause_files_only": time.pause_files_only,
+                "idle_seconds": time.idle_seconds,
+            }));
+        }
     }
     let text = asked.to_string();
     let hash = Sha256::digest(text.as_bytes())

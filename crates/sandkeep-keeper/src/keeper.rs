@@ -62,7 +62,7 @@ pub struct LevelReport {
 /// The keeper; clones share one. The background work ends with the last of them.
 #[derive(Clone)]
 pub struct Keeper {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     _ends_with_us: Arc<DropGuard>,
 }
 
@@ -231,15 +231,27 @@ impl Keeper {
             .await
     }
 
-    /// A connection to the agent of a running box. `NotFound` when there is none, `BoxUnreachable` when it does not answer.
+    /// A connection to the agent of a running box, or of one that wakes by itself. `NotFound` when there is none, `BoxUnreachable` when it does not answer.
     pub async fn connect(&self, id: &SandboxId) -> Result<Channel> {
         let entry = self.core.registry.owned(id)?;
-        match entry.state() {
-            State::Running => agent::channel(entry.ward.as_ref(), id).await,
-            State::Stopping | State::Gone => Err(Error::sandbox_not_found(id)),
-            state => Err(Error::conflict(format!("sandbox \"{id}\" is {state}"))
-                .hint("try again when it runs")
-                .retryable(true)),
+        loop {
+            let visit = entry.activity.enter();
+            match entry.state() {
+                State::Running => {
+                    let channel = agent::channel(entry.ward.as_ref(), id).await?;
+                    return Ok(visit.over(channel));
+                }
+                State::Stopping | State::Gone => return Err(Error::sandbox_not_found(id)),
+                State::Creating => {
+                    return Err(Error::conflict(format!("sandbox \"{id}\" is being made"))
+                        .hint("try again when it runs")
+                        .retryable(true));
+                }
+                State::Pausing | State::Paused | State::Resuming => {}
+            }
+            // Who waits must not be waited for.
+            drop(visit);
+            self.awake(id).await?;
         }
     }
 
@@ -250,7 +262,7 @@ impl Keeper {
             .registry
             .owned(id)
             .ok()
-            .map(|entry| entry.closed.clone());
+            .map(|entry| entry.activity.gate());
         async move {
             if let Some(token) = token {
                 token.cancelled_owned().await;

@@ -22,9 +22,11 @@ mod registry;
 mod samples;
 mod stop;
 mod sync;
+mod time;
 mod upkeep;
 
 pub use config::{KeeperConfig, Limiting, PoolConfig};
 pub use egress::{BoundTo, Egress, EgressWish};
 pub use keeper::{BoxFinder, BoxView, HostReport, Keeper, LevelReport};
 pub use network::{DenialBell, NetworkConfig};
+pub use time::{ForkWish, PauseWish, PointWish};

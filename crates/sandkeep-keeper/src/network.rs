@@ -120,8 +120,8 @@ impl Reach {
         }
     }
 
-    pub fn is_detached(&self) -> bool {
-        lock(&self.moat).is_none()
+    pub fn attached(&self) -> bool {
+        lock(&self.moat).is_some()
     }
 
     /// Nothing gets out of the box from here on.
@@ -235,7 +235,7 @@ impl Core {
         if !egress.is_looked_into() {
             return Ok(());
         }
-        if entry.reach.is_detached() {
+        if !entry.reach.attached() {
             self.attach(entry).await?;
         }
         if let Some(authority) = entry.reach.authority_for(egress)? {

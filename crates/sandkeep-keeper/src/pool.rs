@@ -176,7 +176,10 @@ impl Core {
         plan: &Plan,
         given: Option<&Idempotency>,
     ) -> Result<Option<Sandbox>> {
-        while let Some(ready) = self.pool.take(&plan.template, plan.ward.level()) {
+        let Some(template) = &plan.template else {
+            return Ok(None);
+        };
+        while let Some(ready) = self.pool.take(template, plan.ward.level()) {
             self.count_pool();
             let claimed = self.claim(ready, plan, given).await?;
             if claimed.is_some() {
@@ -216,6 +219,7 @@ impl Core {
             env: request.env.clone(),
             metadata: request.metadata.clone(),
             identity: request.identity.clone(),
+            time: plan.time(None),
             access_token: Secret::random(),
             ..before.clone()
         };
@@ -229,6 +233,7 @@ impl Core {
             env: &sandbox.env,
             metadata: &sandbox.metadata,
             identity: &sandbox.identity,
+            time: &sandbox.time,
             access_token: &sandbox.access_token,
             network: Some(&network),
             idempotency: given,
@@ -359,7 +364,7 @@ impl Core {
         if !self.registry.add_within(&entry, self.config.max_boxes) {
             return Ok(None);
         }
-        let (live, mut agent) = self.bring_up(&entry, None, None).await?;
+        let (live, mut agent) = self.bring_up(&entry, None, None, None).await?;
         if let Err(error) = agent.warm().await {
             // It works cold, too.
             tracing::warn!(id = %entry.id, %error, "warming a pooled box");

@@ -52,8 +52,8 @@ impl Core {
     async fn attach_again(&self, entry: Arc<Entry>) -> Option<Arc<Entry>> {
         // Whoever ends it or gives it another policy meanwhile was first, or waits for us.
         let turn = entry.turn.lock().await;
-        let ends = matches!(entry.state(), State::Stopping | State::Gone);
-        if ends || !entry.reach.is_detached() {
+        // One that rests gets its moat when it wakes.
+        if entry.state() != State::Running || entry.reach.attached() {
             return None;
         }
         let attached = self.attach(&entry).await;

@@ -10,7 +10,6 @@ use std::{
 
 use sandkeep_model::{Error, GoneReason, Result, Sandbox, SandboxId, Secret, State, Timestamp};
 use sandkeep_ward::Ward;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     egress::Egress,
@@ -18,6 +17,7 @@ use crate::{
     network::Reach,
     samples::Trail,
     sync::{lock, read, write},
+    time::Activity,
 };
 
 /// One box that is not gone.
@@ -26,8 +26,8 @@ pub struct Entry {
     pub ward: Arc<dyn Ward>,
     /// Operations on the box take turns. Whoever creates it has the first one.
     pub turn: tokio::sync::Mutex<()>,
-    /// Fires when the box stops being reachable.
-    pub closed: CancellationToken,
+    /// Who talks to it, and the way to cut them.
+    pub activity: Arc<Activity>,
     pub trail: Mutex<Trail>,
     pub reach: Reach,
     face: RwLock<Face>,
@@ -60,7 +60,7 @@ impl Entry {
             id: sandbox.id.clone(),
             ward,
             turn: tokio::sync::Mutex::default(),
-            closed: CancellationToken::new(),
+            activity: Arc::default(),
             trail: Mutex::default(),
             reach: Reach::new(egress),
             face: RwLock::new(Face {
@@ -119,6 +119,16 @@ impl Entry {
         });
     }
 
+    /// It runs, but the ledger does not know it yet.
+    pub fn runs_unwritten(&self) {
+        self.change(|face| face.sandbox.state = State::Running);
+    }
+
+    /// It rests, but the ledger does not know it yet.
+    pub fn rests_unwritten(&self) {
+        self.change(|face| face.sandbox.state = State::Paused);
+    }
+
     /// It ends; `written` tells whether the ledger knows that yet.
     pub fn ending(&self, why: GoneReason, written: bool) {
         self.change(|face| {
@@ -141,6 +151,17 @@ impl Entry {
     /// Whether the caller is the one to repeat the clean-up.
     pub fn begin_retries(&self) -> bool {
         !self.retried.swap(true, Ordering::AcqRel)
+    }
+}
+
+/// Whether a request gets through to it, perhaps after it was woken.
+fn reachable(sandbox: &Sandbox) -> bool {
+    match sandbox.state {
+        State::Running => true,
+        // In a moment it runs again.
+        State::Pausing | State::Resuming => true,
+        State::Paused => sandbox.time.auto_resume,
+        State::Creating | State::Stopping | State::Gone => false,
     }
 }
 
@@ -203,8 +224,7 @@ impl Registry {
     pub fn token(&self, id: &SandboxId) -> Option<Secret> {
         let entry = self.find(id)?;
         let face = read(&entry.face);
-        (!face.pooled && face.sandbox.state == State::Running)
-            .then(|| face.sandbox.access_token.clone())
+        (!face.pooled && reachable(&face.sandbox)).then(|| face.sandbox.access_token.clone())
     }
 
     pub fn tokens(&self) -> Vec<(SandboxId, Secret)> {

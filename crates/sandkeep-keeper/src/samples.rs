@@ -62,8 +62,12 @@ impl Core {
                 _ = tick.tick() => {}
             }
             for entry in self.registry.running() {
-                self.take_sample(&entry, round.is_multiple_of(DISK_EVERY))
+                let busy = self
+                    .take_sample(&entry, round.is_multiple_of(DISK_EVERY))
                     .await;
+                if let Some(busy) = busy {
+                    self.look_idle(&entry, busy);
+                }
                 if self.closing.is_cancelled() {
                     return;
                 }
@@ -71,11 +75,10 @@ impl Core {
         }
     }
 
-    async fn take_sample(&self, entry: &Entry, with_disk: bool) {
-        let Ok(usage) = entry.ward.usage(&entry.id).await else {
-            // It is ending; whoever ends it tells about it.
-            return;
-        };
+    /// Says how busy the box was; `None` when it can not be read.
+    async fn take_sample(&self, entry: &Entry, with_disk: bool) -> Option<f64> {
+        // One that is ending is told of by whoever ends it.
+        let usage = entry.ward.usage(&entry.id).await.ok()?;
         let at = Instant::now();
         let first = lock(&entry.trail).disk.is_none();
         let disk = if with_disk || first {
@@ -84,7 +87,9 @@ impl Core {
             None
         };
         let limits = entry.with(|sandbox| sandbox.limits);
-        lock(&entry.trail).push(at, &usage, disk, &limits);
+        let mut trail = lock(&entry.trail);
+        trail.push(at, &usage, disk, &limits);
+        trail.ring.back().map(|sample| sample.cpu_used_pct)
     }
 
     /// What a box uses right now.

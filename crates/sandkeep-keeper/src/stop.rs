@@ -10,12 +10,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
 impl Core {
-    /// Ends a box and waits until nothing is left of it. `NotFound` when somebody else did.
-    pub async fn stop(&self, entry: &Arc<Entry>, why: GoneReason) -> Result<()> {
-        self.stop_if(entry, why, None, |_| true).await
-    }
-
-    /// Like [`Core::stop`], if `wanted` still says so when its turn has come. `by` is who asked.
+    /// Ends a box, if `wanted` still says so when its turn has come, and waits until nothing is
+    /// left of it. `NotFound` when somebody else did. `by` is who asked.
     pub async fn stop_if(
         &self,
         entry: &Arc<Entry>,
@@ -69,7 +65,7 @@ impl Core {
     /// to be tried again, which happens in the background. The caller has the turn and the
     /// box is `stopping`.
     pub async fn clear_away(&self, entry: &Arc<Entry>) -> Result<()> {
-        entry.closed.cancel();
+        entry.activity.close();
         entry.reach.close();
         self.deadlines.moved(&entry.id, entry.end_at(), None);
         if let Err(error) = self.take_apart(entry).await {
@@ -105,7 +101,9 @@ impl Core {
                 .context(format!("removing the disk of sandbox \"{id}\""))
                 .hint("it is tried again in the background")
                 .retryable(true)
-        })
+        })?;
+        self.drop_pauses(id, None).await;
+        Ok(())
     }
 
     async fn write_off(&self, entry: &Entry) -> Result<()> {

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use sandkeep_model::{
     Code, EventKind, Expiry, GoneReason, Isolation, IsolationWish, LimitsWish, ListFilter,
-    OnTimeout, SandboxId, State, Timestamp,
+    SandboxId, State, Timestamp,
 };
 use sandkeep_ward::WardEvent;
 use support::{World, agent, envs, reaches, request, story, until};
@@ -96,13 +96,6 @@ async fn bad_requests_are_refused_in_words_and_leave_nothing() {
     assert_eq!(error.code, Code::NotEnforceable);
     assert!(error.message.contains("microvm"), "{error}");
     assert!(error.hint.unwrap().contains("process"));
-
-    let mut bad = request();
-    bad.on_timeout = OnTimeout::Pause;
-    assert_eq!(
-        keeper.create(bad).await.unwrap_err().code,
-        Code::NotImplemented
-    );
 
     for (expiry, word) in [
         (Expiry::Never, "3600"),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{GoneReason, SandboxId, State, Timestamp};
+use crate::{GoneReason, PauseMode, PointId, PointKind, SandboxId, State, Timestamp};
 
 /// One line of the event stream. `seq` grows without gaps being promised, never shrinks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,9 +30,36 @@ pub enum EventKind {
     /// The server came back and found the box alive.
     Adopted,
     /// The kernel killed processes of the box because its memory was used up.
-    OutOfMemory { kills: u64 },
+    OutOfMemory {
+        kills: u64,
+    },
     /// The end of its time was moved; `None` means it has none.
-    ExpiryChanged { end_at: Option<Timestamp> },
+    ExpiryChanged {
+        end_at: Option<Timestamp>,
+    },
+    /// It is paused: how deep that went, and why not deeper.
+    Paused {
+        mode: PauseMode,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
+    },
+    /// What it is now has been kept.
+    PointMade {
+        point: PointId,
+        kind: PointKind,
+        memory: bool,
+    },
+    PointDeleted {
+        point: PointId,
+    },
+    /// It was made what it was at this point.
+    RolledBack {
+        to: PointId,
+    },
+    /// It began as a copy of another box.
+    ForkedFrom {
+        source: SandboxId,
+    },
     /// What the box may reach is another from now on.
     NetworkChanged {
         /// How many rules allow something.
@@ -57,6 +84,11 @@ impl EventKind {
             Self::Adopted => "adopted",
             Self::OutOfMemory { .. } => "out_of_memory",
             Self::ExpiryChanged { .. } => "expiry_changed",
+            Self::Paused { .. } => "paused",
+            Self::PointMade { .. } => "point_made",
+            Self::PointDeleted { .. } => "point_deleted",
+            Self::RolledBack { .. } => "rolled_back",
+            Self::ForkedFrom { .. } => "forked_from",
             Self::NetworkChanged { .. } => "network_changed",
             Self::EgressDenied { .. } => "egress_denied",
         }

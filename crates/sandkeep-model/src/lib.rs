@@ -11,6 +11,7 @@ mod isolation;
 mod limits;
 mod name;
 mod page;
+mod point;
 mod sandbox;
 mod secret;
 mod secret_name;
@@ -26,6 +27,10 @@ pub use isolation::{Isolation, IsolationWish};
 pub use limits::{Limits, LimitsWish, human_bytes};
 pub use name::{MAX_METADATA_BYTES, NameError, TemplateName, check_env, check_metadata};
 pub use page::{ListFilter, Order, Page, PageToken};
+pub use point::{
+    BoxTime, EngineBuild, Pause, PauseMode, Point, PointId, PointKind, TimeWish, check_point_name,
+    check_point_tags, point_not_found,
+};
 pub use sandbox::{CreateSandbox, ENVD_VERSION, Expiry, OnTimeout, Sandbox, Template};
 pub use secret::Secret;
 pub use secret_name::SecretName;

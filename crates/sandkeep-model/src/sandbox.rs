@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    GoneReason, Identity, Isolation, IsolationWish, Limits, LimitsWish, SandboxId, Secret, State,
-    TemplateName, Timestamp,
+    BoxTime, GoneReason, Identity, Isolation, IsolationWish, Limits, LimitsWish, SandboxId, Secret,
+    State, TemplateName, TimeWish, Timestamp,
 };
 
 /// The envd version our agent fulfils; every feature gate of the SDKs opens at it.
@@ -41,6 +41,8 @@ pub struct CreateSandbox {
     pub metadata: BTreeMap<String, String>,
     /// Who it is to be, for its tokens.
     pub identity: Identity,
+    /// Pausing, waking, and the point it is made from.
+    pub time: TimeWish,
     /// The same key with the same request gives the same box.
     pub idempotency_key: Option<String>,
     /// Who asks, for the records: `key:…`, never the key.
@@ -69,6 +71,8 @@ pub struct Sandbox {
     pub gone: Option<GoneReason>,
     pub gone_at: Option<Timestamp>,
     pub oom_kills: u64,
+    /// Pauses, and where in time it is.
+    pub time: BoxTime,
 }
 
 /// What boxes are made from.

@@ -44,7 +44,8 @@ impl State {
         use State::{Creating, Gone, Paused, Pausing, Resuming, Running, Stopping};
         match self {
             Creating => matches!(next, Running | Stopping | Gone),
-            Running => matches!(next, Pausing | Stopping | Gone),
+            // A rollback leaves a running box behind and wakes an older one.
+            Running => matches!(next, Pausing | Resuming | Stopping | Gone),
             // A pause that can not be done leaves the box running.
             Pausing => matches!(next, Paused | Running | Stopping | Gone),
             Paused => matches!(next, Resuming | Stopping | Gone),

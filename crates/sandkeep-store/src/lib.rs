@@ -9,11 +9,14 @@ mod events;
 mod fault;
 mod list;
 mod open;
+mod points;
 mod prune;
 mod read;
 mod rows;
+mod time;
 mod write;
 mod writer;
 
 pub use open::Store;
 pub use rows::{Claim, Idempotency, NewBox, Record};
+pub use time::{TimeStep, WardNote};

@@ -158,6 +158,7 @@ fn migrations() -> Migrator {
             "identity",
             include_str!("../migrations/0003_identity.sql"),
         ),
+        one(10, "time", include_str!("../migrations/0010_time.sql")),
     ])
 }
 

@@ -1,8 +1,8 @@
 //! Rows as Rust values, and back.
 
 use sandkeep_model::{
-    Error, Event, EventKind, Identity, Limits, OnTimeout, Result, Sandbox, SandboxId, Secret,
-    State, Timestamp,
+    BoxTime, Error, Event, EventKind, Identity, Limits, OnTimeout, Result, Sandbox, SandboxId,
+    Secret, State, Timestamp,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{Row, sqlite::SqliteRow};
@@ -49,6 +49,7 @@ pub struct Claim<'a> {
     pub env: &'a BTreeMap<String, String>,
     pub metadata: &'a BTreeMap<String, String>,
     pub identity: &'a Identity,
+    pub time: &'a BoxTime,
     pub access_token: &'a Secret,
     pub network: Option<&'a serde_json::Value>,
     pub idempotency: Option<&'a Idempotency>,
@@ -58,7 +59,7 @@ pub struct Claim<'a> {
 
 /// The columns [`record`] reads, in one place.
 pub const COLUMNS: &str = "id, template, isolation, limits, state, pooled, created_at, started_at, \
-     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward, network, identity";
+     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward, network, identity, time";
 
 pub fn json(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value)
@@ -88,13 +89,21 @@ fn unreadable(id: &str, column: &str, why: impl std::fmt::Display) -> Error {
 }
 
 /// One row, with its id for error messages.
-struct Reading<'r> {
+pub struct Reading<'r> {
     row: &'r SqliteRow,
     id: String,
 }
 
-impl Reading<'_> {
-    fn get<'a, T>(&'a self, column: &str) -> Result<T>
+impl<'r> Reading<'r> {
+    /// A row with a column `id`.
+    pub fn of(row: &'r SqliteRow) -> Result<Self> {
+        let id: String = row
+            .try_get("id")
+            .map_err(|error| unreadable("?", "id", error))?;
+        Ok(Self { row, id })
+    }
+
+    pub fn get<'a, T>(&'a self, column: &str) -> Result<T>
     where
         T: sqlx::Decode<'a, sqlx::Sqlite> + sqlx::Type<sqlx::Sqlite>,
     {
@@ -103,7 +112,7 @@ impl Reading<'_> {
             .map_err(|error| unreadable(&self.id, column, error))
     }
 
-    fn parse<T>(&self, column: &str) -> Result<T>
+    pub fn parse<T>(&self, column: &str) -> Result<T>
     where
         T: std::str::FromStr,
         T::Err: std::fmt::Display,
@@ -113,11 +122,22 @@ impl Reading<'_> {
             .map_err(|error| unreadable(&self.id, column, error))
     }
 
-    fn json<T: DeserializeOwned>(&self, column: &str) -> Result<T> {
+    pub fn parse_or_none<T>(&self, column: &str) -> Result<Option<T>>
+    where
+        T: std::str::FromStr,
+        T::Err: std::fmt::Display,
+    {
+        self.get::<Option<&str>>(column)?
+            .map(str::parse)
+            .transpose()
+            .map_err(|error| unreadable(&self.id, column, error))
+    }
+
+    pub fn json<T: DeserializeOwned>(&self, column: &str) -> Result<T> {
         serde_json::from_str(self.get(column)?).map_err(|error| unreadable(&self.id, column, error))
     }
 
-    fn json_or_none<T: DeserializeOwned>(&self, column: &str) -> Result<Option<T>> {
+    pub fn json_or_none<T: DeserializeOwned>(&self, column: &str) -> Result<Option<T>> {
         self.get::<Option<&str>>(column)?
             .map(serde_json::from_str)
             .transpose()
@@ -134,10 +154,7 @@ impl Reading<'_> {
 }
 
 pub fn record(row: &SqliteRow) -> Result<Record> {
-    let id: String = row
-        .try_get("id")
-        .map_err(|error| unreadable("?", "id", error))?;
-    let reading = Reading { row, id };
+    let reading = Reading::of(row)?;
     let on_timeout = match reading.get::<&str>("on_timeout")? {
         "kill" => OnTimeout::Kill,
         "pause" => OnTimeout::Pause,
@@ -160,6 +177,7 @@ pub fn record(row: &SqliteRow) -> Result<Record> {
         gone: reading.json_or_none("gone")?,
         gone_at: reading.time_or_none("gone_at")?,
         oom_kills: u64::try_from(reading.get::<i64>("oom_kills")?).unwrap_or(0),
+        time: reading.json_or_none("time")?.unwrap_or_default(),
     };
     Ok(Record {
         sandbox,

@@ -11,7 +11,7 @@ use crate::{
     rows::{self, Claim, NewBox},
 };
 
-type Query<'q> = sqlx::query::Query<'q, Sqlite, sqlx::sqlite::SqliteArguments>;
+pub(crate) type Query<'q> = sqlx::query::Query<'q, Sqlite, sqlx::sqlite::SqliteArguments>;
 
 impl Store {
     /// Runs one change. When it touched a row its event is written with it, and rung while
@@ -36,6 +36,40 @@ impl Store {
         Ok(Some(event))
     }
 
+    /// Like [`Store::change`] with any number of events.
+    pub(crate) async fn change_many(
+        &self,
+        id: &SandboxId,
+        query: Query<'_>,
+        kinds: &[EventKind],
+    ) -> Result<Option<Vec<Event>>> {
+        let mut writer = self.inner.writer.lock().await;
+        let connection = writer.begin().await?;
+        let done = async {
+            let done = query
+                .execute(&mut *connection)
+                .await
+                .map_err(|error| refused(&error))?;
+            if done.rows_affected() == 0 {
+                return Ok(None);
+            }
+            let told: Vec<_> = kinds.iter().map(|kind| (id, kind.clone())).collect();
+            events::write(connection, Timestamp::now(), &told)
+                .await
+                .map(Some)
+        }
+        .await;
+        let Ok(Some(told)) = done else {
+            writer.rollback().await;
+            return done;
+        };
+        writer.commit().await?;
+        for event in &told {
+            let _ = self.inner.bell.send(event.clone());
+        }
+        Ok(Some(told))
+    }
+
     /// Like [`Store::change`] for changes that always have an event.
     async fn change_told(
         &self,
@@ -53,8 +87,8 @@ impl Store {
         let query = sqlx::query(
             "INSERT INTO sandboxes (id, template, isolation, limits, state, pooled, created_at, \
              started_at, end_at, on_timeout, env, metadata, access_token, oom_kills, \
-             idempotency_key, idempotency_hash, network, identity) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, $14, $15, $16, $17)",
+             idempotency_key, idempotency_hash, network, identity, time) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, $14, $15, $16, $17, $18)",
         )
         .bind(sandbox.id.as_str())
         .bind(sandbox.template.as_str())
@@ -72,7 +106,8 @@ impl Store {
         .bind(new.idempotency.map(|given| given.key.as_str()))
         .bind(new.idempotency.map(|given| given.hash.as_str()))
         .bind(new.network.map(rows::json).transpose()?)
-        .bind(rows::identity(&sandbox.identity)?);
+.bind(rows::identity(&sandbox.identity)?)
+.bind(rows::json(&sandbox.time)?);
         let kind = (!new.pooled).then_some(EventKind::State {
             from: None,
             to: sandbox.state,
@@ -113,7 +148,7 @@ impl Store {
         let query = sqlx::query(
             "UPDATE sandboxes SET pooled = 0, limits = $2, started_at = $3, end_at = $4, \
              on_timeout = $5, env = $6, metadata = $7, access_token = $8, \
-             idempotency_key = $9, idempotency_hash = $10, network = $11, identity = $12 \
+             idempotency_key = $9, idempotency_hash = $10, network = $11, identity = $12, time = $13 \
              WHERE id = $1 AND pooled = 1 AND state = 'running'",
         )
         .bind(claim.id.as_str())
@@ -127,7 +162,8 @@ impl Store {
         .bind(claim.idempotency.map(|given| given.key.as_str()))
         .bind(claim.idempotency.map(|given| given.hash.as_str()))
         .bind(claim.network.map(rows::json).transpose()?)
-        .bind(rows::identity(claim.identity)?);
+.bind(rows::identity(claim.identity)?)
+.bind(rows::json(claim.time)?);
         let kind = EventKind::State {
             from: None,
             to: State::Running,

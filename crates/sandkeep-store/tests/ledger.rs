@@ -5,8 +5,8 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use sandkeep_model::{
-    Code, EventKind, GoneReason, Identity, Isolation, Limits, ListFilter, OnTimeout, Order,
-    Sandbox, SandboxId, Secret, State, Timestamp,
+    BoxTime, Code, EventKind, GoneReason, Identity, Isolation, Limits, ListFilter, OnTimeout,
+    Order, Sandbox, SandboxId, Secret, State, Timestamp,
 };
 use sandkeep_store::{Claim, Idempotency, NewBox, Store};
 
@@ -28,6 +28,7 @@ fn sandbox(started_at: i64) -> Sandbox {
         gone: None,
         gone_at: None,
         oom_kills: 0,
+        time: BoxTime::default(),
     }
 }
 
@@ -160,6 +161,7 @@ async fn of_many_claims_on_one_pooled_box_one_wins() {
                     env: &BTreeMap::new(),
                     metadata: &BTreeMap::from([("number".into(), number.to_string())]),
                     identity: &Identity::default(),
+                    time: &BoxTime::default(),
                     access_token: &token,
                     network: None,
                     idempotency: None,

@@ -207,12 +207,21 @@ pub fn create_subvolume(path: &Path) -> io::Result<()> {
 
 /// A writable snapshot of the subvolume `source` at `target`.
 pub fn snapshot(source: &Path, target: &Path) -> io::Result<()> {
+    snapshot_with(source, target, 0)
+}
+
+/// A snapshot nobody can write to, from its first moment.
+pub fn snapshot_read_only(source: &Path, target: &Path) -> io::Result<()> {
+    snapshot_with(source, target, READ_ONLY)
+}
+
+fn snapshot_with(source: &Path, target: &Path, flags: u64) -> io::Result<()> {
     let source = open_dir(source)?;
     let (parent, name) = split(target)?;
     let mut args = VolArgsV2 {
         fd: i64::from(source.as_raw_fd()),
         transid: 0,
-        flags: 0,
+        flags,
         unused: [0; 4],
         name: named(name)?,
     };

@@ -9,7 +9,8 @@ use std::{
 };
 
 use crate::{
-    btrfs, doing::Doing as _, pool::PoolKind, quota::QuotaKind, spare, template, vault::Inner,
+    btrfs, doing::Doing as _, pool::PoolKind, quota::QuotaKind, spare, staging::Staged, template,
+    vault::Inner,
 };
 
 /// The root directory of one box.
@@ -18,7 +19,7 @@ pub struct Disk {
     pub path: PathBuf,
 }
 
-fn disk_path(vault: &Inner, id: &SandboxId) -> PathBuf {
+pub fn disk_path(vault: &Inner, id: &SandboxId) -> PathBuf {
     vault.layout.disks.join(id.as_str())
 }
 
@@ -41,35 +42,47 @@ fn check_limit(vault: &Inner, limit: u64) -> Result<()> {
 /// Makes the disk under a staging name, limits it, and only then gives it its name: a disk
 /// without its limit is never seen.
 pub fn create(vault: &Inner, id: &SandboxId, template: &TemplateName, limit: u64) -> Result<Disk> {
-    check_limit(vault, limit)?;
-    vault.check_room()?;
     let Some(template) = template::find(vault, template)? else {
         return Err(template::not_found(template));
     };
     let path = disk_path(vault, id);
-    let spare = spare::take(vault, &template);
-    let made = spare.is_some();
-    let staged = spare.unwrap_or_else(|| vault.layout.stage(&vault.quota));
-    if vault.pool.kind == PoolKind::PlainDirectory {
-        copy_tree(&template.path, &staged.path)?;
-    } else {
-        if !made {
-            btrfs::snapshot(&template.path, &staged.path)
-                .doing_to("making the disk from", &template.path)?;
-        }
-        let dir = btrfs::open_dir(&staged.path).doing_to("opening", &staged.path)?;
-        let volume = btrfs::subvolume_id(dir.as_fd()).doing("asking for the id of the disk")?;
-        vault
-            .quota
-            .adopt(dir.as_fd(), volume, limit)
-            .doing("limiting the disk")?;
-    }
+    check_limit(vault, limit)?;
+    vault.check_room()?;
+    let staged = match spare::take(vault, &template) {
+        Some(spare) => limited(vault, spare, limit)?,
+        None => stage_from(vault, &template.path, limit)?,
+    };
     if !staged.commit(&path)? {
-        return Err(Error::conflict(format!(
-            "sandbox \"{id}\" already has a disk"
-        )));
+        return Err(taken(id));
     }
     Ok(Disk { path })
+}
+
+pub fn taken(id: &SandboxId) -> Error {
+    Error::conflict(format!("sandbox \"{id}\" already has a disk"))
+}
+
+/// A writable and limited copy of `source` that has no name yet.
+pub fn stage_from<'a>(vault: &'a Inner, source: &Path, limit: u64) -> Result<Staged<'a>> {
+    check_limit(vault, limit)?;
+    vault.check_room()?;
+    let staged = vault.layout.stage(&vault.quota);
+    if vault.pool.kind == PoolKind::PlainDirectory {
+        copy_tree(source, &staged.path)?;
+        return Ok(staged);
+    }
+    btrfs::snapshot(source, &staged.path).doing_to("making the disk from", source)?;
+    limited(vault, staged, limit)
+}
+
+fn limited<'a>(vault: &Inner, staged: Staged<'a>, limit: u64) -> Result<Staged<'a>> {
+    let dir = btrfs::open_dir(&staged.path).doing_to("opening", &staged.path)?;
+    let volume = btrfs::subvolume_id(dir.as_fd()).doing("asking for the id of the disk")?;
+    vault
+        .quota
+        .adopt(dir.as_fd(), volume, limit)
+        .doing("limiting the disk")?;
+    Ok(staged)
 }
 
 /// `cp` keeps owners, links, attributes and holes, and shares blocks where it can.
@@ -93,7 +106,7 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
         .hint("free space on the disk that holds the pool"))
 }
 
-fn existing(vault: &Inner, id: &SandboxId) -> Result<PathBuf> {
+pub fn existing(vault: &Inner, id: &SandboxId) -> Result<PathBuf> {
     let path = disk_path(vault, id);
     match fs::symlink_metadata(&path) {
         Ok(_) => Ok(path),

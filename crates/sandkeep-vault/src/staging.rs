@@ -18,6 +18,7 @@ use std::{
 use crate::{
     btrfs,
     doing::Doing as _,
+    point,
     quota::{Quota, Tidied},
 };
 
@@ -31,6 +32,7 @@ pub struct Layout {
     pub root: PathBuf,
     pub templates: PathBuf,
     pub disks: PathBuf,
+    pub points: PathBuf,
     staging: PathBuf,
     graves: PathBuf,
 }
@@ -41,12 +43,14 @@ impl Layout {
             root: root.to_owned(),
             templates: root.join("templates"),
             disks: root.join("disks"),
+            points: root.join("points"),
             staging: root.join("staging"),
             graves: root.join("graves"),
         };
         for dir in [
             &layout.templates,
             &layout.disks,
+            &layout.points,
             &layout.staging,
             &layout.graves,
         ] {
@@ -57,7 +61,7 @@ impl Layout {
 
     /// A place nobody else uses, removed with all in it if the guard is dropped.
     pub fn stage<'a>(&'a self, quota: &'a Quota) -> Staged<'a> {
-        self.staged(self.staging.join(random_token(16)), quota)
+        self.staged(self.staged_path(), quota)
     }
 
     /// The guard of something that was made before and [kept](Staged::keep).
@@ -67,6 +71,11 @@ impl Layout {
             layout: self,
             quota,
         }
+    }
+
+    /// A name for something half-made, swept at the next start if it is still there.
+    pub fn staged_path(&self) -> PathBuf {
+        self.staging.join(random_token(16))
     }
 
     /// Takes away what a crash left half-made.
@@ -93,10 +102,12 @@ impl Layout {
         if btrfs::is_subvolume(path).doing_to("looking at", path)? {
             return self.remove_subvolume(path, quota);
         }
-        // A template: its root goes in one call, not file by file.
-        let root = path.join("root");
-        if root.is_dir() && btrfs::is_subvolume(&root).doing_to("looking at", &root)? {
-            self.remove_subvolume(&root, quota)?;
+        // A template or a point: its tree goes in one call, not file by file.
+        for name in ["root", point::DISK] {
+            let root = path.join(name);
+            if root.is_dir() && btrfs::is_subvolume(&root).doing_to("looking at", &root)? {
+                self.remove_subvolume(&root, quota)?;
+            }
         }
         fs::remove_dir_all(path).doing_to("removing", path)
     }

@@ -38,7 +38,7 @@ pub struct VaultConfig {
 /// The storage of a server. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Vault {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
@@ -126,7 +126,7 @@ impl Vault {
         })
     }
 
-    async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -296,7 +296,7 @@ impl Vault {
     }
 }
 
-async fn off_thread<T: Send + 'static>(
+pub(crate) async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     match tokio::task::spawn_blocking(work).await {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 /// Host ids given to boxes begin here: the range that systemd's list of ids leaves free.
 pub const DEFAULT_ID_BASE: u32 = 0x7000_0000;
 
-/// How many boxes can have ids of their own at the same time.
-pub const DEFAULT_ID_SLOTS: u32 = 4000;
+/// How many boxes can have ids of their own at the same time; the ids above are gVisor's.
+pub const DEFAULT_ID_SLOTS: u32 = 3000;
 
 #[derive(Debug, Clone)]
 pub struct ContainerWardConfig {

@@ -6,17 +6,12 @@ use crate::{
     proc,
     record::Record,
     slots::Slot,
-    sys::watch_fd,
-};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 use sandkeep_model::SandboxId;
 use std::{
     fs::File,
     io,
-    os::fd::{AsFd, AsRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
@@ -47,7 +42,7 @@ impl Live {
         Ok(Self {
             id,
             record,
-            pidfd: watch_fd(pidfd, Interest::READABLE).doing("watching the box")?,
+            pidfd: proc::watch_fd(pidfd, Interest::READABLE).doing("watching the box")?,
             directory,
             _slot: slot,
             ending: AtomicBool::new(false),
@@ -55,7 +50,7 @@ impl Live {
     }
 
     pub fn runs(&self) -> bool {
-        runs(self.pidfd.get_ref())
+        proc::runs(self.pidfd.get_ref())
     }
 
     /// Waits for the end of PID 1.
@@ -77,7 +72,7 @@ impl Live {
 
     /// Kills PID 1, and with it everything in its pid namespace.
     pub fn kill(&self) -> Result<(), Failure> {
-        kill(self.pidfd.get_ref())
+        proc::kill_by(self.pidfd.get_ref())
     }
 
     /// The network namespace of the box. Blocks.
@@ -103,32 +98,9 @@ impl Live {
     }
 }
 
-fn kill(pidfd: &OwnedFd) -> Result<(), Failure> {
-    match pidfd_send_signal(pidfd, Signal::KILL) {
-        Err(rustix::io::Errno::SRCH) => Ok(()),
-        other => other.doing("killing the box"),
-    }
-}
-
-fn ended_within(pidfd: &OwnedFd, wait: Duration) -> bool {
-    let timeout = Timespec::try_from(wait).ok();
-    let mut fds = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
-    matches!(poll(&mut fds, timeout.as_ref()), Ok(ready) if ready > 0)
-}
-
-fn runs(pidfd: &OwnedFd) -> bool {
-    !ended_within(pidfd, Duration::ZERO)
-}
-
 /// Finds PID 1 of a box again; `None` when it is gone, or its number is somebody else's now.
 pub fn find(record: &Record) -> Option<OwnedFd> {
-    if record.boot_id != proc::boot_id() {
-        return None;
-    }
-    let pidfd = pidfd_open(Pid::from_raw(record.pid)?, PidfdFlags::empty()).ok()?;
-    // Asked after the descriptor was made: it can not become another process any more.
-    let same = proc::start_ticks(record.pid).is_ok_and(|ticks| ticks == record.start_ticks);
-    (same && runs(&pidfd)).then_some(pidfd)
+    proc::find(&record.boot_id, record.pid, record.start_ticks)
 }
 
 /// Ends a box that nobody holds. Blocks; says how many processes there were.
@@ -137,8 +109,8 @@ pub fn clear(record: &Record, wait: Duration) -> Result<usize, Failure> {
     record.cgroups.thaw();
     if let Some(pidfd) = find(record) {
         processes += record.cgroups.processes().len();
-        kill(&pidfd)?;
-        if !ended_within(&pidfd, wait) {
+        proc::kill_by(&pidfd)?;
+        if !proc::ended_within(&pidfd, wait) {
             return Err(io::Error::from(io::ErrorKind::TimedOut))
                 .doing("waiting for the box to end");
         }

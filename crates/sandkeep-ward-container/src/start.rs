@@ -4,13 +4,15 @@ use crate::{
     launcher::protocol::Job,
     live::Live,
     record::{Note, Record},
-    ward::{Inner, blocking, lock, make_private_dir, open_dir, remove_dir},
+    ward::Inner,
+};
+use sandkeep_host::{
+    files::{make_private_dir, open_dir, remove_dir},
+    work::{blocking, lock},
 };
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::{BoxSpec, LiveBox};
 use std::sync::Arc;
-
-const LONGEST_HOSTNAME: usize = 63;
 
 /// Keeps a box from being swept or started twice while it is made.
 struct Starting<'a> {
@@ -40,7 +42,7 @@ impl Drop for Starting<'_> {
 
 impl Inner {
     pub(crate) async fn start(&self, spec: BoxSpec) -> Result<LiveBox> {
-        check_spec(&spec)?;
+        spec.check()?;
         let _starting = Starting::begin(self, &spec.id)?;
         let made = self.make(&spec).await;
         if made.is_err() {
@@ -104,54 +106,5 @@ impl Inner {
             id: spec.id.clone(),
             record: value,
         })
-    }
-}
-
-fn check_spec(spec: &BoxSpec) -> Result<()> {
-    let good_name = !spec.hostname.is_empty()
-        && spec.hostname.len() <= LONGEST_HOSTNAME
-        && spec
-            .hostname
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.');
-    if !good_name {
-        return Err(Error::invalid(
-            "hostname",
-            "the host name must be 1 to 63 letters, digits, dots and dashes",
-        ));
-    }
-    if !spec.root.is_absolute() || !spec.root.is_dir() {
-        return Err(Error::invalid(
-            "root",
-            format!("the root {} is no directory", spec.root.display()),
-        ));
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use sandkeep_model::Limits;
-
-    #[test]
-    fn bad_roots_and_names_are_refused_before_anything_is_made() {
-        let spec = |root: &str, hostname: &str| BoxSpec {
-            id: SandboxId::random(),
-            root: root.into(),
-            limits: Limits::default(),
-            hostname: hostname.to_owned(),
-        };
-        check_spec(&spec("/", "e2b.local")).unwrap();
-        for (root, name, field) in [
-            ("tmp", "box", "root"),
-            ("/no/such/dir", "box", "root"),
-            ("/", "", "hostname"),
-            ("/", "a b", "hostname"),
-            ("/", &"x".repeat(64), "hostname"),
-        ] {
-            let error = check_spec(&spec(root, name)).unwrap_err();
-            assert_eq!(error.field.as_deref(), Some(field));
-        }
     }
 }

@@ -1,35 +1,15 @@
 //! Clearing away what belongs to no box that anybody knows.
 
-use crate::{
-    record::Note,
-    ward::{Inner, blocking, lock},
+use crate::{record::Note, ward::Inner};
+use sandkeep_host::{
+    files::box_dirs,
+    work::{blocking, lock},
 };
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::Swept;
-use std::{
-    collections::HashSet,
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::HashSet, time::Duration};
 
 const CGROUP_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Every directory of a box below the state directory.
-pub(crate) fn box_dirs(state_dir: &Path) -> Vec<(SandboxId, PathBuf)> {
-    let Ok(entries) = fs::read_dir(state_dir) else {
-        return Vec::new();
-    };
-    entries
-        .filter_map(|entry| entry.ok())
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let id: SandboxId = name.parse().ok()?;
-            // The parser forgives a suffix; a directory of ours has none.
-            (id.as_str() == name).then(|| (id, entry.path()))
-        })
-        .collect()
-}
 
 impl Inner {
     pub(crate) async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
@@ -84,22 +64,5 @@ impl Inner {
             Ok(swept)
         })
         .await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_directories_named_like_a_box_count() {
-        let dir = tempfile::tempdir().unwrap();
-        let id = SandboxId::random();
-        for name in [id.as_str(), "mnt", "agent", &format!("{id}-x")] {
-            fs::create_dir(dir.path().join(name)).unwrap();
-        }
-        let found = box_dirs(dir.path());
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].0, id);
     }
 }

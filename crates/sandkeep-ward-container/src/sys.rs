@@ -4,17 +4,6 @@ use std::{
     io,
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
 };
-use tokio::io::{Interest, unix::AsyncFd};
-
-/// Kills one process; that it is gone already is fine.
-pub fn kill(pid: i32) {
-    if let Some(pid) = rustix::process::Pid::from_raw(pid)
-        && let Err(error) = rustix::process::kill_process(pid, rustix::process::Signal::KILL)
-        && error != rustix::io::Errno::SRCH
-    {
-        tracing::warn!(pid = pid.as_raw_nonzero(), %error, "a process was not killed");
-    }
-}
 
 /// Forks this single-threaded process. 0 in the child.
 pub fn fork() -> io::Result<i32> {
@@ -210,11 +199,4 @@ pub fn loopback_up() -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
-}
-
-/// Lets the runtime tell when a descriptor is ready.
-pub fn watch_fd(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` is the same open descriptor until it is dropped, and nothing of
-    // ours closes it behind its back.
-    unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(io::Error::from)
 }

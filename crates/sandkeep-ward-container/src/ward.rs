@@ -12,18 +12,18 @@ use crate::{
     tmpfs, watch,
 };
 use async_trait::async_trait;
+use sandkeep_host::{
+    files::{box_dirs, install_agent, make_private_dir, open_dir, remove_dir},
+    work::{blocking, lock},
+};
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage, random_token};
 use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, LiveBox, Swept, Ward, WardEvent};
 use std::{
     collections::{HashMap, HashSet},
-    fs::{self, DirBuilder},
-    io,
-    os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt as _, PermissionsExt as _},
-    },
+    fs, io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 use tokio::{
@@ -40,6 +40,7 @@ const SPARES: usize = 4;
 const EVENTS: usize = 1024;
 pub const END_DEADLINE: Duration = Duration::from_secs(15);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(5);
+const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The container level.
@@ -76,10 +77,6 @@ impl Drop for Held {
     }
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl ContainerWard {
     /// Prepares the host's side: directories, cgroups, the agent's file, the launcher.
     pub fn new(config: ContainerWardConfig) -> Result<Arc<Self>> {
@@ -95,7 +92,7 @@ impl ContainerWard {
             .doing("finding the state directory")?;
         let mountpoint = state_dir.join("mnt");
         make_private_dir(&mountpoint)?;
-        let agent = install_agent(&config.agent, &state_dir)?;
+        let agent = install_agent(&config.agent, &state_dir, 0o111)?;
         let tree = Cgroups::make_tree(&Layout::of_this_host()?, &tree_name(&state_dir))?;
         let slots = Slots::new(config.id_base, config.id_slots)?;
         let (events, receiver) = mpsc::channel(EVENTS);
@@ -309,6 +306,28 @@ impl Ward for ContainerWard {
         blocking(move || live.netns().map_err(Error::from)).await
     }
 
+    async fn freeze(&self, id: &SandboxId) -> Result<()> {
+        let live = self.inner.must_hold(id)?;
+        blocking(move || {
+            live.record.cgroups.freeze(FREEZE_DEADLINE)?;
+            // One that had ended just before looks frozen, too.
+            if live.runs() {
+                return Ok(());
+            }
+            Err(Error::conflict(format!("box {} has ended", live.id)))
+        })
+        .await
+    }
+
+    async fn thaw(&self, id: &SandboxId) -> Result<()> {
+        let live = self.inner.must_hold(id)?;
+        blocking(move || {
+            live.record.cgroups.thaw();
+            Ok(())
+        })
+        .await
+    }
+
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         let id = id.clone();
@@ -374,62 +393,9 @@ fn hard_limit(pid: i32) -> Option<u64> {
     line.split_ascii_whitespace().nth(4)?.parse().ok()
 }
 
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    task::spawn_blocking(work)
-        .await
-        .map_err(|error| Error::internal(format!("a blocking task failed: {error}")))?
-}
-
-pub(crate) fn open_dir(path: &Path) -> Result<OwnedFd> {
-    use rustix::fs::{Mode, OFlags, open};
-    open(
-        path,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .doing(format_args!("opening {}", path.display()))
-    .map_err(Error::from)
-}
-
-pub(crate) fn remove_dir(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other
-            .doing(format_args!("removing {}", path.display()))
-            .map_err(Error::from),
-    }
-}
-
-pub(crate) fn make_private_dir(path: &Path) -> Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o700)))
-        .doing(format_args!("making {}", path.display()))
-        .map_err(Error::from)
-}
-
-/// Copies the agent to where boxes get it from. Its mode says: run it, do not read it; the
-/// kernel then keeps everybody in the box from tracing it or looking into it.
-fn install_agent(source: &Path, state_dir: &Path) -> Result<PathBuf> {
-    let target = state_dir.join("agent");
-    let fresh = state_dir.join(format!("agent.{}", random_token(8)));
-    fs::copy(source, &fresh)
-        .and_then(|_| fs::set_permissions(&fresh, fs::Permissions::from_mode(0o111)))
-        .and_then(|()| fs::rename(&fresh, &target))
-        .doing(format_args!(
-            "copying the agent {} into the state directory",
-            source.display()
-        ))?;
-    Ok(target)
-}
-
 /// The ids of every box that has a directory here.
 fn reserved(state_dir: &Path, slots: &Arc<Slots>) -> HashMap<SandboxId, Slot> {
-    crate::sweep::box_dirs(state_dir)
+    box_dirs(state_dir)
         .into_iter()
         .filter_map(|(id, directory)| {
             let slot = slots.reclaim(Note::read(&directory)?.slot)?;

@@ -5,7 +5,9 @@
 
 mod bench;
 mod events;
+mod freeze;
 mod inside;
+pub mod lab;
 mod lifecycle;
 mod limits;
 mod restart;
@@ -13,6 +15,10 @@ mod restart;
 pub use bench::{Bench, HostLimits, Stage};
 pub use events::{
     a_box_that_ends_by_itself_is_reported, a_destroyed_box_is_no_news, events_can_be_taken_once,
+};
+pub use freeze::{
+    a_frozen_box_can_be_destroyed, a_frozen_box_is_adopted, a_frozen_box_stands_still_and_goes_on,
+    freezing_what_is_not_there_is_refused,
 };
 pub use inside::{Output, agent, run, run_as};
 pub use lifecycle::{
@@ -22,7 +28,7 @@ pub use lifecycle::{
 };
 pub use limits::{
     a_fork_bomb_stops_at_the_limit, limits_can_be_changed, limits_reach_the_host,
-    memory_runs_out_inside_only, usage_counts,
+    memory_runs_out_inside_only, memory_takes_the_box, usage_counts,
 };
 pub use restart::{
     a_box_is_adopted_after_a_restart, a_dead_box_is_gone, sweep_clears_the_unknown_only,
@@ -53,6 +59,10 @@ macro_rules! conformance_tests {
             a_box_is_adopted_after_a_restart,
             a_dead_box_is_gone,
             sweep_clears_the_unknown_only,
+            a_frozen_box_stands_still_and_goes_on,
+            a_frozen_box_can_be_destroyed,
+            a_frozen_box_is_adopted,
+            freezing_what_is_not_there_is_refused,
         }
     };
     (@each $bench:expr; $($scenario:ident),+ $(,)?) => {

@@ -1,22 +1,11 @@
-use std::{collections::HashSet, os::fd::OwnedFd, path::PathBuf};
+use std::{collections::HashSet, os::fd::OwnedFd, path::Path};
 
 use async_trait::async_trait;
-use sandkeep_model::{Isolation, Limits, Result, SandboxId, Usage};
+use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::{Channel, Check};
-
-/// What a ward needs to start a box.
-#[derive(Debug, Clone)]
-pub struct BoxSpec {
-    pub id: SandboxId,
-    /// The box's own writable root directory, made by the vault, owners as inside (root is 0).
-    pub root: PathBuf,
-    pub limits: Limits,
-    /// The host name seen inside.
-    pub hostname: String,
-}
+use crate::{BoxSpec, Channel, Check};
 
 /// A box that runs, as the ward wants to remember it.
 ///
@@ -54,6 +43,16 @@ pub struct Swept {
     pub files: usize,
 }
 
+/// What writes the memory of boxes to disk, down to its build: an image is only given back
+/// to the engine that wrote it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Engine {
+    /// `runsc`, `criu`, `qemu`.
+    pub name: String,
+    /// Version and whatever else must be the same when an image is read again.
+    pub build: String,
+}
+
 /// An isolation level.
 ///
 /// Every method may be called from any task at any time. Operations on one box are
@@ -85,6 +84,39 @@ pub trait Ward: Send + Sync + 'static {
     /// The box's network namespace: owned by the host, nothing but a loopback device in it.
     async fn netns(&self, id: &SandboxId) -> Result<OwnedFd>;
 
+    /// Stops every process of the box where it is; its memory stays. Freezing a frozen box is
+    /// no error. Connections to its agent stay open and are silent.
+    async fn freeze(&self, _id: &SandboxId) -> Result<()> {
+        Err(cannot(self.level(), "freeze a box"))
+    }
+
+    /// Lets a frozen box go on. Thawing a running box is no error.
+    async fn thaw(&self, _id: &SandboxId) -> Result<()> {
+        Err(cannot(self.level(), "thaw a box"))
+    }
+
+    /// The engine that [`Ward::save`] and [`Ward::restore`] use; an error says why this host
+    /// has none.
+    async fn engine(&self) -> Result<Engine> {
+        Err(cannot(self.level(), "write memory to disk"))
+    }
+
+    /// Writes processes and memory of a frozen box into the empty directory `image`, durably.
+    /// The caller has closed its connections to the agent. Whatever the outcome, the box is
+    /// there and frozen as before; a box whose state this engine can not write is refused with
+    /// [`Code::NotEnforceable`] and words that name the obstacle.
+    async fn save(&self, _id: &SandboxId, _image: &Path) -> Result<()> {
+        Err(cannot(self.level(), "write memory to disk"))
+    }
+
+    /// Starts a box from an image written by [`Ward::save`] (of this or another box of the same
+    /// engine) on the disk that belongs to it, under a new or the same id. Confinement (seccomp,
+    /// capabilities, limits, cgroup) is verified before any process of it runs. Returns when the
+    /// agent is running; on error nothing of the box is left behind.
+    async fn restore(&self, _spec: BoxSpec, _image: &Path) -> Result<LiveBox> {
+        Err(cannot(self.level(), "read memory from disk"))
+    }
+
     /// Ends the box and everything in it, and waits until nothing is left. Ending a box that
     /// is not there is no error.
     async fn destroy(&self, id: &SandboxId) -> Result<()>;
@@ -95,4 +127,12 @@ pub trait Ward: Send + Sync + 'static {
 
     /// The stream of [`WardEvent`]s. It can be taken once.
     fn events(&self) -> Option<mpsc::Receiver<WardEvent>>;
+}
+
+fn cannot(level: Isolation, what: &str) -> Error {
+    Error::new(
+        Code::NotEnforceable,
+        format!("isolation level {level} can not {what} on this host"),
+    )
+    .hint("`sandkeep doctor` tells what each level can do here")
 }

@@ -7,10 +7,13 @@
 mod channel;
 mod check;
 mod contract;
+mod spec;
 
 pub use channel::{Channel, ChannelIo};
 pub use check::{Check, Verdict};
-pub use contract::{Adoption, BoxSpec, LiveBox, Swept, Ward, WardEvent};
+pub use contract::{Adoption, Engine, LiveBox, Swept, Ward, WardEvent};
+
+pub use spec::BoxSpec;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;

@@ -14,6 +14,7 @@ use crate::{
     },
     config::Settings,
     quantity::{Size, Span},
+    time_args::TimeCommand,
 };
 
 /// Where a server is that was told nothing else.
@@ -144,6 +145,8 @@ pub enum Command {
     /// The keys that sign the tokens of boxes
     #[command(subcommand)]
     Identity(IdentityCommand),
+    #[command(flatten)]
+    Time(TimeCommand),
     /// List the templates boxes can be made from
     Templates,
     /// Print a completion script for a shell
@@ -371,6 +374,18 @@ pub struct CreateArgs {
     /// When it ends by itself, for example 15m, 2h, or never
     #[arg(long, default_value = "5m", value_name = "SPAN")]
     pub timeout: Span,
+    /// Make it from this point, by id or name, instead of a template
+    #[arg(long, value_name = "POINT")]
+    pub from_point: Option<String>,
+    /// Pause it at its timeout instead of ending it
+    #[arg(long)]
+    pub pause_at_timeout: bool,
+    /// A request to it wakes it when it is paused
+    #[arg(long)]
+    pub auto_resume: bool,
+    /// Pause it when nobody wants anything of it for so long; needs --auto-resume
+    #[arg(long, value_name = "SPAN", requires = "auto_resume")]
+    pub idle: Option<Span>,
 }
 
 #[derive(Debug, Args)]

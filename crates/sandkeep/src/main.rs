@@ -15,6 +15,7 @@ mod notify;
 mod quantity;
 mod serve;
 mod state;
+mod time_args;
 mod worded;
 
 use std::{io, process::ExitCode};

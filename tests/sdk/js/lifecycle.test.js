@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import test from 'node:test'
-import { AuthenticationError, NotFoundError, Sandbox, SandboxError } from 'e2b'
+import { AuthenticationError, NotFoundError, Sandbox } from 'e2b'
 import { waitFor, withBox } from './kit.js'
 
 test('create, ask, kill', async () => {
@@ -68,9 +68,6 @@ test('metrics', () =>
 test('refusals', async () => {
   await assert.rejects(Sandbox.create('no-such-template'), /no-such-template/)
   await assert.rejects(Sandbox.create({ apiKey: 'e2b_' + '0'.repeat(40) }), AuthenticationError)
-  await withBox(async (box) => {
-    await assert.rejects(box.pause(), SandboxError)
-  })
 })
 
 test('a port of the box, by header and by host name', () =>

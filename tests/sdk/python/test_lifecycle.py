@@ -128,11 +128,6 @@ def test_boxes_do_not_see_each_other(make):
     assert "4321" not in second.commands.run("ps ax -o args | grep -v grep").stdout
 
 
-def test_what_is_not_built_yet_says_so(box):
-    with pytest.raises(SandboxException, match="501"):
-        box.pause()
-
-
 @pytest.mark.skipif(IS_OLD, reason="2.45 cannot send an Idempotency-Key")
 def test_the_same_key_gives_the_same_box(sdk, make):
     key = uuid.uuid4().hex

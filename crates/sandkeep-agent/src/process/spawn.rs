@@ -16,6 +16,7 @@ use sandkeep_agent_api::process::{ProcessConfig, Pty};
 use tokio::net::unix::pipe;
 
 use super::pty::Terminal;
+use crate::fence::Fence;
 use crate::oom::ChildScore;
 use crate::reap::{ExitReceiver, Reaper};
 use crate::users::{self, User};
@@ -33,6 +34,7 @@ pub(crate) struct Launch<'a> {
     pub cwd: &'a Path,
     pub stdio: StdioKind,
     pub score: ChildScore,
+    pub fence: Fence,
 }
 
 /// What the process reads and writes.
@@ -156,7 +158,7 @@ fn prepare_child(command: &mut Command, launch: &Launch<'_>) -> io::Result<()> {
     );
     let cwd = CString::new(launch.cwd.as_os_str().as_bytes())?;
     let has_terminal = matches!(launch.stdio, StdioKind::Terminal(_));
-    let score = launch.score;
+    let (score, fence) = (launch.score, launch.fence);
     let become_child = move || {
         reset_signals();
         rustix::process::setsid()?;
@@ -166,6 +168,7 @@ fn prepare_child(command: &mut Command, launch: &Launch<'_>) -> io::Result<()> {
         }
         score.apply();
         keep_only_stdio();
+        fence.apply()?;
         // The calls act on one thread, and after fork there is only one.
         rustix::thread::set_thread_groups(&groups)?;
         rustix::thread::set_thread_res_gid(gid, gid, gid)?;

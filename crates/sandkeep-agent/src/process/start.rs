@@ -144,6 +144,7 @@ fn launch(
         cwd: &cwd,
         stdio,
         score,
+        fence: state.fence(),
     };
     let spawned = spawn(state.reaper(), &launch).map_err(|error| {
         ConnectError::invalid_argument(format!("cannot start '{}': {error}", config.cmd))

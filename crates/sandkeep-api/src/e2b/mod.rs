@@ -8,6 +8,7 @@ mod observe;
 mod sandboxes;
 mod secrets;
 mod templates;
+mod time;
 mod transform;
 mod types;
 
@@ -46,17 +47,17 @@ pub(crate) fn routes() -> Router<Shared> {
                 .post(secrets::change)
                 .delete(secrets::delete),
         )
+        .route("/sandboxes/{id}/pause", post(time::pause))
+        .route("/sandboxes/{id}/resume", post(time::resume))
+        .route("/sandboxes/{id}/fork", post(time::fork))
+        .route("/sandboxes/{id}/snapshots", post(time::snapshot))
+        .route("/snapshots", get(time::snapshots))
         .merge(not_yet())
 }
 
 /// Known calls whose rooms are not built yet; each says so in words.
 fn not_yet() -> Router<Shared> {
     Router::new()
-        .route("/sandboxes/{id}/pause", post(absent::pause))
-        .route("/sandboxes/{id}/resume", post(absent::resume))
-        .route("/sandboxes/{id}/fork", post(absent::fork))
-        .route("/sandboxes/{id}/snapshots", post(absent::snapshot))
-        .route("/snapshots", get(absent::snapshots))
         .route("/v3/templates", post(absent::builds))
         .route("/default-templates", get(absent::builds))
         .route(
@@ -64,7 +65,7 @@ fn not_yet() -> Router<Shared> {
             get(absent::builds)
                 .post(absent::builds)
                 .patch(absent::builds)
-                .delete(absent::builds),
+                .delete(time::delete),
         )
         .route("/v2/templates/{id}", patch(absent::builds))
         .route("/templates/{id}/files/{hash}", get(absent::builds))

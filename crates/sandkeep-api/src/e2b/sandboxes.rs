@@ -3,8 +3,8 @@
 use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode};
 use sandkeep_model::{
-    CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish, LimitsWish, OnTimeout,
-    Result, SandboxId, State as BoxState, check_env, check_metadata,
+    Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish, LimitsWish, OnTimeout,
+    Result, SandboxId, State as BoxState, TimeWish, check_env, check_metadata,
 };
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ pub(crate) async fn health() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-type Created = (StatusCode, Json<SandboxBody>);
+pub(super) type Created = (StatusCode, Json<SandboxBody>);
 
 pub(crate) async fn create_v1(
     state: State<Shared>,
@@ -62,10 +62,13 @@ async fn create_any(
     default_timeout: i64,
 ) -> Result<Created, E2bError> {
     let asked = network::asked(request.network.as_ref(), request.allow_internet_access)?;
-    let request = CreateSandbox {
+    let mut request = CreateSandbox {
         by: Some(caller.0),
         ..checked(request, headers, default_timeout)?
     };
+    if let Some(point) = state.keeper.point_as_template(&request.template).await? {
+        request.time.from_point = Some(point.id);
+    }
     let wish = asked.wish(state, &request.identity.tokens).await?;
     let sandbox = create(&state.keeper, request, wish).await?;
     Ok((StatusCode::CREATED, Json(SandboxBody::new(&sandbox, state))))
@@ -94,10 +97,20 @@ fn checked(
         isolation: IsolationWish::Auto,
         limits: LimitsWish::default(),
         expiry: expiry_after("timeout", timeout.unsigned_abs())?,
-        on_timeout: OnTimeout::Kill,
+        on_timeout: if request.auto_pause == Some(true) {
+            OnTimeout::Pause
+        } else {
+            OnTimeout::Kill
+        },
         env,
         metadata,
         identity,
+        time: TimeWish {
+            from_point: None,
+            auto_resume: request.auto_resume.is_some_and(|wish| wish.enabled),
+            pause_files_only: request.auto_pause_memory == Some(false),
+            idle_seconds: None,
+        },
         idempotency_key: idempotency_key(headers)?,
         by: None,
     })
@@ -112,15 +125,15 @@ fn refuse_what_is_missing(request: &NewSandbox) -> Result<()> {
             "autoPauseMemory needs autoPause",
         ));
     }
-    if request.auto_pause == Some(true) {
-        return refused("autoPause", "pausing a sandbox at the end of its time");
-    }
-    if request
+    let wakes = request
         .auto_resume
         .as_ref()
-        .is_some_and(|wish| wish.enabled)
-    {
-        return refused("autoResume", "resuming a sandbox by itself");
+        .is_some_and(|wish| wish.enabled);
+    if request.auto_pause_memory == Some(false) && wakes {
+        return Err(Error::invalid(
+            "autoPauseMemory",
+            "a sandbox that pauses without its memory can not resume by itself",
+        ));
     }
     if request.mcp.as_ref().is_some_and(|mcp| !mcp.is_null()) {
         return refused("mcp", "starting an MCP gateway in a sandbox");
@@ -191,33 +204,52 @@ pub(crate) async fn connect_v1(
     State(state): State<Shared>,
     id: E2bId,
     E2bJsonOrNothing(request): E2bJsonOrNothing<ConnectBody>,
-) -> Result<Json<SandboxBody>, E2bError> {
+) -> Result<Created, E2bError> {
     let timeout = request
         .timeout
         .ok_or_else(|| Error::invalid("timeout", "timeout is missing"))?;
-    connect_any(&state, &id, timeout).await
+    connect_any(&state, &id, timeout, request.memory).await
 }
 
 pub(crate) async fn connect_v2(
     State(state): State<Shared>,
     id: E2bId,
     E2bJsonOrNothing(request): E2bJsonOrNothing<ConnectBody>,
-) -> Result<Json<SandboxBody>, E2bError> {
+) -> Result<Created, E2bError> {
     let timeout = request.timeout.unwrap_or(DEFAULT_TIMEOUT_V2);
-    connect_any(&state, &id, timeout).await
+    connect_any(&state, &id, timeout, request.memory).await
 }
 
-/// A running box answers 200, and its end only ever moves later.
+/// A running box answers 200, and its end only ever moves later. A paused one is woken and
+/// answers 201.
 async fn connect_any(
     state: &Shared,
     id: &SandboxId,
     timeout: i64,
-) -> Result<Json<SandboxBody>, E2bError> {
+    memory: Option<bool>,
+) -> Result<Created, E2bError> {
     let expiry = seconds(timeout)?;
     let found = state.keeper.get(id).await?;
     match found.state {
         BoxState::Running => {}
-        BoxState::Paused => return Err(not_yet("resuming a sandbox").into()),
+        BoxState::Paused => {
+            match state
+                .keeper
+                .resume(id, Some(expiry), memory != Some(false))
+                .await
+            {
+                Ok(sandbox) => {
+                    return Ok((StatusCode::CREATED, Json(SandboxBody::new(&sandbox, state))));
+                }
+                // Somebody else woke it meanwhile.
+                Err(error) if error.code == Code::Conflict => {
+                    if state.keeper.get(id).await?.state != BoxState::Running {
+                        return Err(error.into());
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         BoxState::Stopping | BoxState::Gone => return Err(Error::sandbox_not_found(id).into()),
         other => {
             return Err(
@@ -226,10 +258,10 @@ async fn connect_any(
         }
     }
     let sandbox = state.keeper.extend(id, expiry).await?;
-    Ok(Json(SandboxBody::new(&sandbox, state)))
+    Ok((StatusCode::OK, Json(SandboxBody::new(&sandbox, state))))
 }
 
-fn seconds(given: i64) -> Result<Expiry> {
+pub(super) fn seconds(given: i64) -> Result<Expiry> {
     expiry_after("timeout", u64::try_from(given).unwrap_or(0))
 }
 
@@ -237,7 +269,6 @@ fn seconds(given: i64) -> Result<Expiry> {
 mod tests {
     use super::*;
     use crate::extract::parse_json;
-    use sandkeep_model::Code;
     use std::time::Duration;
 
     fn read(json: &str) -> Result<CreateSandbox> {
@@ -263,8 +294,6 @@ mod tests {
     #[test]
     fn what_can_not_be_fulfilled_is_refused_in_words() {
         for (setting, field) in [
-            (r#""autoPause":true"#, "autoPause"),
-            (r#""autoResume":{"enabled":true}"#, "autoResume"),
             (r#""mcp":{"x":{}}"#, "mcp"),
             (
                 r#""volumeMounts":[{"name":"v","path":"/m"}]"#,
@@ -276,6 +305,19 @@ mod tests {
             assert_eq!(error.code, Code::NotImplemented, "{setting}");
             assert_eq!(error.field.as_deref(), Some(field), "{setting}");
         }
+    }
+
+    #[test]
+    fn pausing_and_waking_are_understood() {
+        let plain = read(r#"{"templateID":"base","autoPause":false}"#).unwrap();
+        assert_eq!(plain.on_timeout, OnTimeout::Kill);
+        let wish = r#"{"templateID":"base","autoPause":true,"autoResume":{"enabled":true}}"#;
+        let request = read(wish).unwrap();
+        assert_eq!(request.on_timeout, OnTimeout::Pause);
+        assert!(request.time.auto_resume && !request.time.pause_files_only);
+        let both = r#"{"templateID":"base","autoPause":true,"autoPauseMemory":false,
+            "autoResume":{"enabled":true}}"#;
+        assert_eq!(read(both).unwrap_err().code, Code::InvalidArgument);
     }
 
     #[test]

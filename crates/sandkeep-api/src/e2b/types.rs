@@ -4,7 +4,8 @@ use std::{borrow::Cow, collections::BTreeMap};
 
 use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
-    Code, ENVD_VERSION, Error, OnTimeout, Result, Sample, Sandbox, State, TemplateName, Timestamp,
+    Code, ENVD_VERSION, Error, OnTimeout, PauseMode, Result, Sample, Sandbox, State, TemplateName,
+    Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -66,6 +67,7 @@ pub(crate) struct RefreshBody {
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct ConnectBody {
     pub timeout: Option<i64>,
+    pub memory: Option<bool>,
 }
 
 /// `Sandbox`: the answer of create and connect.
@@ -163,6 +165,8 @@ pub(crate) struct DetailBody {
     allow_internet_access: Option<bool>,
     network: Value,
     lifecycle: Lifecycle,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pause_mode: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -181,9 +185,13 @@ impl DetailBody {
             allow_internet_access: network::internet_access(policy),
             network: network::shown(policy),
             lifecycle: Lifecycle {
-                auto_resume: false,
+                auto_resume: sandbox.time.auto_resume,
                 on_timeout: sandbox.on_timeout,
             },
+            pause_mode: sandbox.time.pause.as_ref().map(|pause| match pause.mode {
+                PauseMode::Disk | PauseMode::Ram => "full",
+                PauseMode::Filesystem => "filesystem",
+            }),
         }
     }
 }

@@ -16,6 +16,7 @@ mod sandboxes;
 mod secrets;
 mod templates;
 mod text;
+mod time;
 mod types;
 mod upload;
 
@@ -53,9 +54,13 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(files::mkdir))
         .routes(routes!(files::rename))
         .routes(routes!(templates::list))
+        .routes(routes!(time::timeline))
+        .routes(routes!(time::points))
+        .routes(routes!(time::point, time::delete))
 }
 
-/// Routes that last as long as a command, a file or a client does.
+/// Routes that last as long as a command, a file or a client does, or as the memory of a
+/// sandbox takes to be written.
 pub(crate) fn streaming() -> OpenApiRouter<Shared> {
     OpenApiRouter::new()
         .routes(routes!(exec::exec, exec_ws::interactive))
@@ -66,4 +71,10 @@ pub(crate) fn streaming() -> OpenApiRouter<Shared> {
             templates::remove
         ))
         .routes(routes!(events::events))
+        .routes(routes!(time::pause))
+        .routes(routes!(time::resume))
+        .routes(routes!(time::snapshot))
+        .routes(routes!(time::fork))
+        .routes(routes!(time::rollback))
+        .routes(routes!(time::diff))
 }

@@ -142,8 +142,9 @@ fn cut() -> Error {
 }
 
 async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
-    let closed = Box::pin(state.keeper.closed(&id));
+    // In this order: opening may wake the box, and what ends then is not this command.
     let agent = agent::open(&state, &id).await?;
+    let closed = Box::pin(state.keeper.closed(&id));
     let user = command.user.as_deref();
     let mut stream = agent.start(&command.start, user, command.timeout).await?;
     let first = tokio::time::timeout(START_DEADLINE, stream.next())

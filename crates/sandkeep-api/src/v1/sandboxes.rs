@@ -6,10 +6,11 @@ use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode, header::LOCATION};
 use sandkeep_keeper::EgressWish;
 use sandkeep_model::{
-    CreateSandbox, Error, ListFilter, OnTimeout, Order, Result, State as BoxState, TemplateName,
+    CreateSandbox, Error, ListFilter, Order, Result, State as BoxState, TemplateName, TimeWish,
     check_env, check_metadata,
 };
 
+use super::time::called;
 use super::types::{CreateRequest, SandboxPage, SandboxView, TimeoutWish};
 use crate::{
     caller::Caller,
@@ -47,10 +48,15 @@ pub(crate) async fn create(
         Some(wish) => egress(&state, wish, &standing)?,
         None => EgressWish::default(),
     };
-    let request = CreateSandbox {
+    let from_point = match &request.from_point {
+        Some(point) => Some(called(&state, "from_point", point).await?),
+        None => None,
+    };
+    let mut request = CreateSandbox {
         by: Some(caller.0),
         ..checked(request, &headers)?
     };
+    request.time.from_point = from_point;
     let sandbox = create_box(&state.keeper, request, network).await?;
     let location = format!("/v1/sandboxes/{}", sandbox.id);
     let view = SandboxView::with_token(sandbox);
@@ -64,6 +70,13 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
                 .hint("use null for a sandbox without an end"),
         );
     }
+    if request.idle_seconds.is_some() && !request.auto_resume {
+        return Err(Error::invalid(
+            "idle_seconds",
+            "a sandbox that is paused when idle must wake by itself",
+        )
+        .hint("set auto_resume to true"));
+    }
     check_env(&request.env)?;
     check_metadata(&request.metadata)?;
     Ok(CreateSandbox {
@@ -71,10 +84,16 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
         isolation: request.isolation,
         limits: request.limits.into(),
         expiry: request.timeout_seconds.expiry()?,
-        on_timeout: OnTimeout::Kill,
+        on_timeout: request.on_timeout,
         env: request.env,
         metadata: request.metadata,
         identity: request.identity.into(),
+        time: TimeWish {
+            from_point: None,
+            auto_resume: request.auto_resume,
+            pause_files_only: !request.pause_memory,
+            idle_seconds: request.idle_seconds,
+        },
         idempotency_key: idempotency_key(headers)?,
         by: None,
     })

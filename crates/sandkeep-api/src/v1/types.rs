@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, fmt};
 
 use sandkeep_model::{
-    Expiry, Isolation, IsolationWish, Limits, LimitsWish, OnTimeout, Result, Sample, Sandbox,
-    SandboxId, State, TemplateName, Timestamp, Usage,
+    Expiry, Isolation, IsolationWish, Limits, LimitsWish, OnTimeout, PointId, Result, Sample,
+    Sandbox, SandboxId, State, TemplateName, Timestamp, Usage,
 };
 use serde::{
     Deserialize, Deserializer, Serialize,
@@ -13,6 +13,7 @@ use serde::{
 use utoipa::ToSchema;
 
 use super::identity::IdentityBody;
+use super::time::PauseView;
 use crate::{create::expiry_after, extract::object};
 
 /// How long a box lives that was created without a word about it.
@@ -100,6 +101,28 @@ pub(crate) struct CreateRequest {
     #[schema(value_type = Option<Object>,
         example = json!({"default": "deny", "allow": ["example.org:443", "*.example.net"]}))]
     pub network: Option<serde_json::Value>,
+    /// A point, by its id or name, to make it from instead of the template.
+    #[serde(default)]
+    pub from_point: Option<String>,
+    /// What happens at its timeout: `kill` or `pause`.
+    #[serde(default)]
+    #[schema(value_type = String, default = "kill", example = "pause")]
+    pub on_timeout: OnTimeout,
+    /// A request to it while it is paused wakes it.
+    #[serde(default)]
+    pub auto_resume: bool,
+    /// Nobody wants anything of it for so many seconds: it is paused. Needs `auto_resume`.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub idle_seconds: Option<u64>,
+    /// `false`: a pause at its timeout or when idle keeps the files only.
+    #[serde(default = "yes")]
+    #[schema(default = true)]
+    pub pause_memory: bool,
+}
+
+pub(crate) const fn yes() -> bool {
+    true
 }
 
 fn base() -> String {
@@ -168,6 +191,16 @@ pub(crate) struct SandboxView {
     #[schema(value_type = String, example = "kill")]
     pub on_timeout: OnTimeout,
     pub metadata: BTreeMap<String, String>,
+    /// A request to it while it is paused wakes it.
+    pub auto_resume: bool,
+    #[schema(required)]
+    pub idle_seconds: Option<u64>,
+    /// The point it came from or went through last.
+    #[schema(value_type = Option<String>, required)]
+    pub point: Option<PointId>,
+    /// How it rests, while it is paused.
+    #[schema(required)]
+    pub pause: Option<PauseView>,
     /// Why it is gone, once it is.
     #[schema(required)]
     pub gone: Option<GoneView>,
@@ -202,6 +235,10 @@ impl From<Sandbox> for SandboxView {
             end_at: sandbox.end_at,
             on_timeout: sandbox.on_timeout,
             metadata: sandbox.metadata,
+            auto_resume: sandbox.time.auto_resume,
+            idle_seconds: sandbox.time.idle_seconds,
+            point: sandbox.time.head,
+            pause: sandbox.time.pause.map(Into::into),
             gone,
             oom_kills: sandbox.oom_kills,
             access_token: None,

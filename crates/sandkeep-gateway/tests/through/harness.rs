@@ -70,6 +70,13 @@ impl Boxes for OneBox {
         Ok(Box::new(UnixStream::connect(&self.0.socket).await?))
     }
 
+    async fn awake(&self, id: &SandboxId) -> Result<()> {
+        if *id != self.0.id || *self.0.ended.borrow() {
+            return Err(Error::sandbox_not_found(id));
+        }
+        Ok(())
+    }
+
     fn closed(&self, _: &SandboxId) -> impl Future<Output = ()> + Send + 'static {
         let mut ended = self.0.ended.subscribe();
         async move {

@@ -16,7 +16,7 @@ use std::{
 use async_trait::async_trait;
 use rustix::process::{Pid, Signal};
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage};
-use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, LiveBox, Swept, Ward, WardEvent};
+use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
 use tokio::{
     net::UnixStream,
     sync::{Semaphore, mpsc},
@@ -32,6 +32,9 @@ pub struct Faults {
     pub destroy: AtomicUsize,
     pub set_limits: AtomicUsize,
     pub netns: AtomicUsize,
+    pub freeze: AtomicUsize,
+    pub save: AtomicUsize,
+    pub restore: AtomicUsize,
 }
 
 fn strike(left: &AtomicUsize, what: &str) -> Result<()> {
@@ -52,6 +55,11 @@ pub struct BareWard {
     pub faults: Faults,
     /// The host lacks something.
     pub unusable: AtomicBool,
+    /// Memory can be written: not really, but the note that stands for it is looked at.
+    pub has_engine: AtomicBool,
+    /// The build the engine says it is.
+    pub engine_build: AtomicUsize,
+    pub restores: AtomicUsize,
     /// Starts wait for a permit; tests close the gate to look at a box in the making.
     pub gate: Semaphore,
     /// So do those who ask for the network of a box; it has [`NETWORK_PERMITS`].
@@ -60,7 +68,8 @@ pub struct BareWard {
     networks: Networks,
     pub starts: AtomicUsize,
     pub limits: Mutex<BTreeMap<SandboxId, Limits>>,
-    doomed: Arc<Mutex<HashSet<SandboxId>>>,
+    /// Processes whose end is no news.
+    doomed: Arc<Mutex<HashSet<i32>>>,
     pids: Mutex<HashMap<SandboxId, i32>>,
     tell: mpsc::Sender<WardEvent>,
     events: Mutex<Option<mpsc::Receiver<WardEvent>>>,
@@ -109,6 +118,9 @@ impl BareWard {
             agent,
             faults: Faults::default(),
             unusable: AtomicBool::new(false),
+            has_engine: AtomicBool::new(false),
+            engine_build: AtomicUsize::new(1),
+            restores: AtomicUsize::new(0),
             gate: Semaphore::new(Semaphore::MAX_PERMITS >> 1),
             network_gate: Semaphore::new(NETWORK_PERMITS as usize),
             networks,
@@ -156,6 +168,14 @@ impl BareWard {
         out
     }
 
+    fn signal(&self, id: &SandboxId, signal: Signal) -> Result<()> {
+        let pid = self.pids.lock().unwrap().get(id).copied();
+        let pid = pid.ok_or_else(|| Error::sandbox_not_found(id))?;
+        let pid = Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process_group(pid, signal).map_err(std::io::Error::from)?;
+        Ok(())
+    }
+
     async fn end(&self, id: &SandboxId, pid: i32) {
         if let Some(pid) = Pid::from_raw(pid) {
             let _ = rustix::process::kill_process_group(pid, Signal::KILL);
@@ -172,9 +192,10 @@ impl BareWard {
 
     fn watch(&self, id: &SandboxId, mut child: std::process::Child) {
         let (id, tell, doomed) = (id.clone(), self.tell.clone(), Arc::clone(&self.doomed));
+        let pid = i32::try_from(child.id()).unwrap();
         std::thread::spawn(move || {
             let _ = child.wait();
-            if !doomed.lock().unwrap().contains(&id) {
+            if !doomed.lock().unwrap().contains(&pid) {
                 let _ = tell.blocking_send(WardEvent::Exited {
                     id,
                     out_of_memory: false,
@@ -182,6 +203,19 @@ impl BareWard {
             }
         });
     }
+}
+
+/// Whether a process is stopped by a signal, which comes a moment after it was sent.
+pub fn stopped(pid: i32) -> bool {
+    for _ in 0..500 {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let state = stat.rsplit(')').next().unwrap_or("").trim_start();
+        if state.starts_with('T') {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
 }
 
 /// Whether a process is there and not just waiting to be collected.
@@ -287,11 +321,45 @@ impl Ward for BareWard {
         Ok(self.network(id).try_clone()?)
     }
 
+    async fn freeze(&self, id: &SandboxId) -> Result<()> {
+        strike(&self.faults.freeze, "freeze")?;
+        self.signal(id, Signal::STOP)
+    }
+
+    async fn thaw(&self, id: &SandboxId) -> Result<()> {
+        self.signal(id, Signal::CONT)
+    }
+
+    async fn engine(&self) -> Result<Engine> {
+        if !self.has_engine.load(Ordering::SeqCst) {
+            return Err(Error::new(Code::NotEnforceable, "no engine on this host"));
+        }
+        Ok(Engine {
+            name: "bare".to_owned(),
+            build: self.engine_build.load(Ordering::SeqCst).to_string(),
+        })
+    }
+
+    async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
+        strike(&self.faults.save, "save")?;
+        let pid = self.pid(id);
+        assert!(stopped(pid), "only a frozen box is saved");
+        fs::write(image.join("pages"), pid.to_string())?;
+        Ok(())
+    }
+
+    async fn restore(&self, spec: BoxSpec, image: &Path) -> Result<LiveBox> {
+        strike(&self.faults.restore, "restore")?;
+        assert!(image.join("pages").exists(), "the image is there");
+        self.restores.fetch_add(1, Ordering::SeqCst);
+        self.start(spec).await
+    }
+
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         strike(&self.faults.destroy, "destroy")?;
-        self.doomed.lock().unwrap().insert(id.clone());
         let pid = self.pids.lock().unwrap().get(id).copied();
         if let Some(pid) = pid {
+            self.doomed.lock().unwrap().insert(pid);
             self.end(id, pid).await;
         }
         Ok(())

@@ -11,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use bare::{BareWard, NETWORK_PERMITS, runs};
+pub use bare::{BareWard, NETWORK_PERMITS, runs, stopped};
 use sandkeep_agent_client::Agent;
 use sandkeep_keeper::{Keeper, KeeperConfig, Limiting, NetworkConfig, PoolConfig};
 use sandkeep_model::{
     CreateSandbox, Event, EventKind, Expiry, IsolationWish, Limits, LimitsWish, OnTimeout, Sandbox,
-    SandboxId, State, TemplateName,
+    SandboxId, State, TemplateName, TimeWish,
 };
 use sandkeep_store::Store;
 use sandkeep_vault::{ImportLimits, Vault, VaultConfig};
@@ -151,6 +151,7 @@ pub fn request() -> CreateSandbox {
         env: BTreeMap::from([("COLOUR".to_owned(), "blue".to_owned())]),
         metadata: BTreeMap::new(),
         identity: sandkeep_model::Identity::default(),
+        time: TimeWish::default(),
         idempotency_key: None,
         by: None,
     }

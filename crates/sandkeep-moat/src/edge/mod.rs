@@ -1,8 +1,9 @@
 //! The edge of a box: its network namespace, made so that only our listeners can be reached.
 
 mod addresses;
-mod netlink;
 mod rules;
+
+use sandkeep_netlink as netlink;
 
 use std::{
     io,

@@ -1,7 +1,7 @@
 //! The server's side of the launcher: starts it, hands it jobs, starts it again when it died.
 
 use super::protocol::{self, Answer, Job, Setup, Started};
-use crate::{failure::Doing, sys::watch_fd};
+use crate::{failure::Doing, proc::watch_fd};
 use rustix::io::Errno;
 use sandkeep_model::{Code, Error, Result};
 use std::{

@@ -18,6 +18,11 @@ pub trait Bench: Send + Sync {
     /// The limits as the host holds them, not as the ward remembers them.
     fn host_limits(&self, live: &LiveBox) -> HostLimits;
 
+    /// Whether a box that runs out of memory ends, instead of losing a process.
+    fn memory_takes_the_box(&self) -> bool {
+        false
+    }
+
     /// Kills the box behind the ward's back, and waits until it is dead.
     fn kill(&self, live: &LiveBox);
 }

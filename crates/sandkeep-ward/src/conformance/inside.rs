@@ -2,7 +2,7 @@
 
 use crate::Ward;
 use sandkeep_agent_api::process as wire;
-use sandkeep_agent_client::Agent;
+use sandkeep_agent_client::{Agent, ProcessStream};
 use sandkeep_model::SandboxId;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -49,7 +49,12 @@ pub async fn run_as(ward: &dyn Ward, id: &SandboxId, user: &str, command: &str) 
         .expect("the command ends in time")
 }
 
-async fn talk(ward: &dyn Ward, id: &SandboxId, user: &str, command: &str) -> Output {
+/// Starts a shell command as root and does not wait for it.
+pub(super) async fn begin(ward: &dyn Ward, id: &SandboxId, command: &str) -> ProcessStream {
+    start(ward, id, "root", command).await
+}
+
+async fn start(ward: &dyn Ward, id: &SandboxId, user: &str, command: &str) -> ProcessStream {
     let request = wire::StartRequest {
         process: Some(wire::ProcessConfig {
             cmd: "/bin/bash".to_owned(),
@@ -60,11 +65,15 @@ async fn talk(ward: &dyn Ward, id: &SandboxId, user: &str, command: &str) -> Out
         stdin: Some(false),
         ..wire::StartRequest::default()
     };
-    let mut stream = agent(ward, id)
+    agent(ward, id)
         .await
         .start(&request, Some(user), None)
         .await
-        .expect("the command starts");
+        .expect("the command starts")
+}
+
+async fn talk(ward: &dyn Ward, id: &SandboxId, user: &str, command: &str) -> Output {
+    let mut stream = start(ward, id, user, command).await;
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut exit_code = None;
     while let Some(event) = stream.next().await.expect("the command can be followed") {

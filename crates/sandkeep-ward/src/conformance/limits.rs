@@ -6,7 +6,7 @@ use sandkeep_model::Limits;
 use std::time::Duration;
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 pub async fn limits_reach_the_host(bench: &dyn Bench) {
     let stage = Stage::new(bench).await;
@@ -65,8 +65,43 @@ pub async fn usage_counts(bench: &dyn Bench) {
     stage.end().await;
 }
 
+/// Where the memory of a box is one process of the host, the box goes as a whole, and is told
+/// from one that ended otherwise. A ward's neighbours never notice.
+pub async fn memory_takes_the_box(bench: &dyn Bench) {
+    let stage = Stage::new(bench).await;
+    let mut events = stage.ward.events().expect("nobody has taken the events");
+    let neighbour = stage
+        .ward
+        .start(super::bench::spec(bench, SMALL))
+        .await
+        .expect("another box starts");
+    let hog = super::inside::begin(stage.ward.as_ref(), &stage.live.id, "tail /dev/zero").await;
+    let event = timeout(SOON, events.recv())
+        .await
+        .expect("the end is reported")
+        .expect("the stream goes on");
+    drop(hog);
+    assert_eq!(
+        event,
+        WardEvent::Exited {
+            id: stage.live.id.clone(),
+            out_of_memory: true
+        }
+    );
+    let near = super::run(stage.ward.as_ref(), &neighbour.id, "true").await;
+    assert!(near.success(), "{near:?}");
+    let destroyed = stage.ward.destroy(&neighbour.id).await;
+    destroyed.expect("the neighbour is destroyed");
+    let live = stage.live.clone();
+    stage.end().await;
+    assert_eq!(bench.traces(&live), Vec::<String>::new());
+}
+
 /// The hog is killed, the agent and the box go on, and the ward tells.
 pub async fn memory_runs_out_inside_only(bench: &dyn Bench) {
+    if bench.memory_takes_the_box() {
+        return memory_takes_the_box(bench).await;
+    }
     let stage = Stage::new(bench).await;
     let mut events = stage.ward.events().expect("nobody has taken the events");
     // `tail` keeps the last line, and this one never ends.

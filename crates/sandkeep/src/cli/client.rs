@@ -89,7 +89,12 @@ impl Client {
 
     /// Sends and reads the JSON answer; `Null` when there is none.
     pub async fn json(&self, request: RequestBuilder) -> Result<Value> {
-        let response = self.send(request.timeout(PATIENCE)).await?;
+        self.json_whenever(request.timeout(PATIENCE)).await
+    }
+
+    /// The same for what may take as long as it likes.
+    pub async fn json_whenever(&self, request: RequestBuilder) -> Result<Value> {
+        let response = self.send(request).await?;
         self.read_json(response).await
     }
 

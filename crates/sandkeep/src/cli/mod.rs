@@ -9,12 +9,14 @@ pub mod identity;
 mod list;
 pub mod output;
 mod policy;
+mod race;
 mod run;
 pub mod secret;
 mod session;
 mod sse;
 pub mod template;
 mod terminal;
+mod time;
 mod watch;
 
 use std::{
@@ -54,6 +56,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Timeout { sandbox, span } => {
             list::set_timeout(client, output, &sandbox, span).await
         }
+        Command::Time(command) => time::time(client, output, command).await,
         Command::Policy(command) => policy::policy(client, output, command).await,
         Command::Audit(args) => audit::audit(client, output, args).await,
         Command::Identity(command) => identity::identity(client, output, command).await,

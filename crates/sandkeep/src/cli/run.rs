@@ -26,7 +26,7 @@ use crate::{
 const GOODBYE: Duration = Duration::from_secs(30);
 
 pub async fn create(client: &Client, output: Output, args: &CreateArgs) -> anyhow::Result<u8> {
-    let made = make(client, &args.sandbox, args.timeout).await?;
+    let made = make(client, &args.sandbox, args.timeout, time_wish(args)).await?;
     if output.json {
         output.json(&made)?;
     } else {
@@ -38,7 +38,7 @@ pub async fn create(client: &Client, output: Output, args: &CreateArgs) -> anyho
 /// The box lives as long as the command, whatever ends it: the command, an error, or Ctrl-C.
 pub async fn run(client: &Client, output: Output, args: RunArgs) -> anyhow::Result<u8> {
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let making = make(client, &args.sandbox, args.timeout);
+    let making = make(client, &args.sandbox, args.timeout, Value::Null);
     tokio::pin!(making);
     let (made, interrupted) = tokio::select! {
         made = &mut making => (made?, false),
@@ -84,8 +84,29 @@ async fn destroy(client: &Client, id: &str) -> Result<()> {
     }
 }
 
-async fn make(client: &Client, wish: &BoxArgs, timeout: Span) -> Result<Value> {
+/// What `create` says about time; nothing it was not told.
+fn time_wish(args: &CreateArgs) -> Value {
+    let mut wish = serde_json::Map::new();
+    if let Some(point) = &args.from_point {
+        wish.insert("from_point".to_owned(), point.as_str().into());
+    }
+    if args.pause_at_timeout {
+        wish.insert("on_timeout".to_owned(), "pause".into());
+    }
+    if args.auto_resume {
+        wish.insert("auto_resume".to_owned(), true.into());
+    }
+    if let Some(seconds) = args.idle.and_then(Span::seconds) {
+        wish.insert("idle_seconds".to_owned(), seconds.into());
+    }
+    wish.into()
+}
+
+async fn make(client: &Client, wish: &BoxArgs, timeout: Span, time: Value) -> Result<Value> {
     let mut body = body(wish, timeout);
+    if let (Some(body), Value::Object(time)) = (body.as_object_mut(), time) {
+        body.extend(time);
+    }
     if let Some(network) = policy::wish(client, wish).await? {
         body["network"] = network;
     }

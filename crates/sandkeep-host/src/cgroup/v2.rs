@@ -9,6 +9,7 @@ use crate::failure::{Doing, Failure};
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Instant,
 };
 
 const CONTROLLERS: &str = "+cpu +memory +pids";
@@ -94,6 +95,13 @@ pub fn make_dir(dir: &Path) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other.doing(format_args!("making the cgroup {}", dir.display())),
     }
+}
+
+pub fn freeze(dir: &Path, until: Instant) -> Result<(), Failure> {
+    write(dir, "cgroup.freeze", 1)?;
+    super::wait_frozen(until, || {
+        Ok(keyed(&read(dir, "cgroup.events")?, "frozen") == 1)
+    })
 }
 
 #[cfg(test)]

@@ -51,6 +51,12 @@ impl Messages {
         self.pad();
     }
 
+    /// Bytes that are no attribute, like the fixed part of a message in a nest.
+    pub fn raw(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.pad();
+    }
+
     /// nf_tables writes numbers in network order.
     pub fn number(&mut self, kind: u16, value: u32) {
         self.attribute(kind, &value.to_be_bytes());

@@ -2,7 +2,7 @@
 
 use super::files::{keyed, read, read_number, write, write_if_there};
 use crate::failure::Failure;
-use std::{io, path::Path};
+use std::{io, path::Path, time::Instant};
 
 pub const CPU_PERIOD_USEC: u64 = 100_000;
 
@@ -52,6 +52,14 @@ pub fn cache_bytes(dir: &Path) -> Result<u64, Failure> {
 
 pub fn oom_kills(dir: &Path) -> Result<u64, Failure> {
     Ok(keyed(&read(dir, "memory.oom_control")?, "oom_kill"))
+}
+
+/// Asked again each time: the kernel gives up on tasks that were busy just then.
+pub fn freeze(dir: &Path, until: Instant) -> Result<(), Failure> {
+    super::wait_frozen(until, || {
+        write(dir, "freezer.state", "FROZEN")?;
+        Ok(read(dir, "freezer.state")?.trim() == "FROZEN")
+    })
 }
 
 #[cfg(test)]

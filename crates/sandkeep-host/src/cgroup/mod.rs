@@ -197,6 +197,26 @@ impl Cgroups {
         pids
     }
 
+    /// Stops everything in them and waits until it stands still. On error it goes on as before.
+    pub fn freeze(&self, deadline: Duration) -> Result<(), Failure> {
+        let until = Instant::now() + deadline;
+        let v1 = self.branches.iter().find(|branch| {
+            branch.version == Version::V1 && branch.controllers.iter().any(|c| c == "freezer")
+        });
+        let frozen = match v1 {
+            Some(branch) => v1::freeze(&branch.dir, until),
+            None => match self.v2() {
+                Some(dir) => v2::freeze(dir, until),
+                None => Err(io::Error::from(io::ErrorKind::Unsupported))
+                    .doing("finding a freezer of this host"),
+            },
+        };
+        if frozen.is_err() {
+            self.thaw();
+        }
+        frozen
+    }
+
     /// A frozen process does not die; whoever is to be killed must be thawed.
     pub fn thaw(&self) {
         for branch in &self.branches {
@@ -222,7 +242,7 @@ impl Cgroups {
             .is_some_and(|dir| files::write(dir, "cgroup.kill", 1).is_ok());
         if !by_kernel || self.needs_attach() {
             for pid in &pids {
-                crate::sys::kill(*pid);
+                crate::proc::kill(*pid);
             }
         }
         pids.len()
@@ -271,6 +291,21 @@ impl Cgroups {
         names.dedup();
         names
     }
+}
+
+/// Looks until everything stands still. A task in the middle of a system call that can not be
+/// interrupted lets us wait.
+fn wait_frozen(
+    until: Instant,
+    mut still: impl FnMut() -> Result<bool, Failure>,
+) -> Result<(), Failure> {
+    while !still()? {
+        if Instant::now() >= until {
+            return Err(io::Error::from(io::ErrorKind::TimedOut)).doing("freezing the box");
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// `sandkeep.<hash of the state directory>`: two servers on one host keep apart.

@@ -1,0 +1,9 @@
+//! What every ward uses of the host: control groups, ranges of ids, processes, private
+//! directories.
+
+pub mod cgroup;
+pub mod failure;
+pub mod files;
+pub mod proc;
+pub mod slots;
+pub mod work;

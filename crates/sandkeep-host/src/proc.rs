@@ -1,0 +1,101 @@
+//! What /proc tells about a process, and which boot this is.
+
+use crate::failure::{Doing, Failure};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal},
+};
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+    time::Duration,
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// The start time of a process in clock ticks since boot: with the boot id it tells one
+/// process from another that got the same number later.
+pub fn start_ticks(pid: i32) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse_start_ticks(&text)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/PID/stat has no start"))
+}
+
+fn parse_start_ticks(stat: &str) -> Option<u64> {
+    // The command name may hold blanks and brackets; everything after the last one is numbers.
+    let (_, rest) = stat.rsplit_once(')')?;
+    // Field 22 of the line, and `rest` begins with field 3.
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Changes with every boot of the host.
+pub fn boot_id() -> String {
+    fs::read_to_string(Path::new("/proc/sys/kernel/random/boot_id"))
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
+
+/// Kills one process; that it is gone already is fine.
+pub fn kill(pid: i32) {
+    if let Some(pid) = Pid::from_raw(pid)
+        && let Err(error) = kill_process(pid, Signal::KILL)
+        && error != rustix::io::Errno::SRCH
+    {
+        tracing::warn!(pid = pid.as_raw_nonzero(), %error, "a process was not killed");
+    }
+}
+
+/// Kills the process that `pidfd` is.
+pub fn kill_by(pidfd: &OwnedFd) -> Result<(), Failure> {
+    match pidfd_send_signal(pidfd, Signal::KILL) {
+        Err(rustix::io::Errno::SRCH) => Ok(()),
+        other => other.doing("killing the box"),
+    }
+}
+
+pub fn ended_within(pidfd: &OwnedFd, wait: Duration) -> bool {
+    let timeout = Timespec::try_from(wait).ok();
+    let mut fds = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
+    matches!(poll(&mut fds, timeout.as_ref()), Ok(ready) if ready > 0)
+}
+
+pub fn runs(pidfd: &OwnedFd) -> bool {
+    !ended_within(pidfd, Duration::ZERO)
+}
+
+/// Finds a process again; `None` when it is gone, or its number is somebody else's now.
+pub fn find(boot: &str, pid: i32, started: u64) -> Option<OwnedFd> {
+    if boot != boot_id() {
+        return None;
+    }
+    let pidfd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+    // Asked after the descriptor was made: it can not become another process any more.
+    let same = start_ticks(pid).is_ok_and(|ticks| ticks == started);
+    (same && runs(&pidfd)).then_some(pidfd)
+}
+
+/// Lets the runtime tell when a descriptor is ready.
+pub fn watch_fd(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` is the same open descriptor until it is dropped, and nothing of
+    // ours closes it behind its back.
+    unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(io::Error::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_command_name_does_not_shift_the_fields() {
+        let stat = "17 (a) R 1 (x)) S 1 17 17 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1";
+        assert_eq!(parse_start_ticks(stat), Some(987_654));
+        assert_eq!(parse_start_ticks("17 (short) S 1"), None);
+    }
+
+    #[test]
+    fn our_own_start_is_before_now() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(start_ticks(own).unwrap() > 0);
+        assert_eq!(boot_id().len(), 36);
+    }
+}

@@ -1,0 +1,141 @@
+//! What the keeper offers about time.
+
+use std::sync::Arc;
+
+use sandkeep_model::{
+    Expiry, Point, PointId, PointKind, Result, Sandbox, SandboxId, State, TemplateName,
+};
+use sandkeep_vault::Diff;
+
+use crate::Keeper;
+
+/// How deep a pause is to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PauseWish {
+    /// With processes and memory.
+    Memory,
+    /// Files alone; processes end.
+    Files,
+}
+
+/// A point somebody asks for.
+#[derive(Debug, Clone, Default)]
+pub struct PointWish {
+    pub name: Option<String>,
+    pub tags: Vec<String>,
+    /// `None`: with memory where the level can.
+    pub memory: Option<bool>,
+}
+
+#[derive(Debug, Clone)]
+pub struct ForkWish {
+    pub count: u32,
+    /// `None`: from what the box is now.
+    pub at: Option<PointId>,
+    /// `None`: as long as the source was given.
+    pub expiry: Option<Expiry>,
+}
+
+impl Keeper {
+    /// Puts a running box to rest. The answer tells how deep that went and why not deeper.
+    pub async fn pause(&self, id: &SandboxId, wish: PauseWish) -> Result<Sandbox> {
+        let core = Arc::clone(&self.core);
+        let entry = core.registry.owned(id)?;
+        let memory = wish == PauseWish::Memory;
+        self.core
+            .finish(async move { core.pause_if(&entry, memory, |_| true).await })
+            .await
+    }
+
+    /// Wakes a paused box; `Conflict` when it runs. Without a word about its end it gets the
+    /// time it was made with. `memory: false` starts it cold from its files.
+    pub async fn resume(
+        &self,
+        id: &SandboxId,
+        expiry: Option<Expiry>,
+        memory: bool,
+    ) -> Result<Sandbox> {
+        let core = Arc::clone(&self.core);
+        let entry = core.registry.owned(id)?;
+        self.core
+            .finish(async move { core.resume(&entry, expiry, memory).await })
+            .await
+    }
+
+    /// Returns when the box runs: wakes it if it wakes by itself, waits if it is on its way.
+    pub async fn awake(&self, id: &SandboxId) -> Result<()> {
+        let entry = self.core.registry.owned(id)?;
+        if entry.state() == State::Running {
+            return Ok(());
+        }
+        let core = Arc::clone(&self.core);
+        self.core
+            .finish(async move { core.wake_for_a_visit(&entry).await })
+            .await
+    }
+
+    /// Keeps what a running box is now.
+    pub async fn snapshot(&self, id: &SandboxId, wish: PointWish) -> Result<Point> {
+        let core = Arc::clone(&self.core);
+        let entry = core.registry.owned(id)?;
+        self.core
+            .finish(async move { core.snapshot(&entry, wish).await })
+            .await
+    }
+
+    /// Boxes that begin as copies, with ids, names and tokens of their own.
+    pub async fn fork(&self, id: &SandboxId, wish: ForkWish) -> Result<Vec<Result<Sandbox>>> {
+        let core = Arc::clone(&self.core);
+        let entry = core.registry.owned(id)?;
+        self.core
+            .finish(async move { core.fork(&entry, wish).await })
+            .await
+    }
+
+    /// Makes a box what it was at a point.
+    pub async fn rollback(&self, id: &SandboxId, to: &PointId) -> Result<Sandbox> {
+        let core = Arc::clone(&self.core);
+        let entry = core.registry.owned(id)?;
+        let to = to.clone();
+        self.core
+            .finish(async move { core.rollback(&entry, &to).await })
+            .await
+    }
+
+    /// Points somebody asked for, oldest first; of one box, or all.
+    pub async fn points(&self, of: Option<&SandboxId>) -> Result<Vec<Point>> {
+        let mut points = match of {
+            Some(id) => self.core.store.points_of(id).await?,
+            None => self.core.store.points().await?,
+        };
+        points.retain(|point| point.kind == PointKind::Snapshot);
+        Ok(points)
+    }
+
+    pub async fn point(&self, id: &PointId) -> Result<Point> {
+        self.core.point(id).await
+    }
+
+    /// A point by its id, or the newest of this name.
+    pub async fn point_called(&self, text: &str) -> Result<Option<Point>> {
+        self.core.point_called(text).await
+    }
+
+    /// The point a template name means, if it means one.
+    pub async fn point_as_template(&self, name: &TemplateName) -> Result<Option<Point>> {
+        self.core.point_as_template(name).await
+    }
+
+    /// Deletes a point; boxes made from it stay whole.
+    pub async fn delete_point(&self, id: &PointId) -> Result<()> {
+        let (core, id) = (Arc::clone(&self.core), id.clone());
+        self.core
+            .finish(async move { core.delete_point(&id).await })
+            .await
+    }
+
+    /// What is different at `after` from what was at `before`.
+    pub async fn diff(&self, before: &PointId, after: &PointId, with_text: bool) -> Result<Diff> {
+        self.core.diff(before, after, with_text).await
+    }
+}

@@ -1,0 +1,112 @@
+//! Many boxes from one.
+
+use std::sync::Arc;
+
+use sandkeep_model::{
+    CreateSandbox, Error, EventKind, Expiry, Identity, IsolationWish, LimitsWish, Point, PointKind,
+    Result, Sandbox, TimeWish,
+};
+
+use super::ForkWish;
+use crate::{core::Core, create::Plan, registry::Entry};
+
+/// More than this at once is a mistake.
+pub const MOST_FORKS: u32 = 20;
+
+impl Core {
+    /// One result per fork: one that fails does not take the others along.
+    pub async fn fork(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        wish: ForkWish,
+    ) -> Result<Vec<Result<Sandbox>>> {
+        if !(1..=MOST_FORKS).contains(&wish.count) {
+            return Err(Error::invalid(
+                "count",
+                format!("count is {}, it must be from 1 to {MOST_FORKS}", wish.count),
+            ));
+        }
+        let point = match &wish.at {
+            Some(at) => self.point(at).await?,
+            None => {
+                let _turn = entry.turn.lock().await;
+                self.point_now(entry, PointKind::Fork, None, None, Vec::new())
+                    .await?
+            }
+        };
+        let made = self.fork_from(entry, &point, &wish).await;
+        if wish.at.is_none() {
+            self.drop_point(&point).await;
+        }
+        made
+    }
+
+    async fn fork_from(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        point: &Point,
+        wish: &ForkWish,
+    ) -> Result<Vec<Result<Sandbox>>> {
+        let source = entry.sandbox();
+        let ward = self.ward_for(point)?;
+        self.usable(point, ward.as_ref()).await?;
+        let expiry = match wish.expiry {
+            Some(expiry) => expiry,
+            None => source.time.lease_seconds.map_or(Expiry::Never, |seconds| {
+                Expiry::After(std::time::Duration::from_secs(seconds))
+            }),
+        };
+        self.first_end(sandkeep_model::Timestamp::now(), expiry)?;
+        // A fork of now came from where its source came from; the point itself does not stay.
+        let head = if wish.at.is_some() {
+            Some(point.id.clone())
+        } else {
+            source.time.head.clone()
+        };
+        let mut forks = tokio::task::JoinSet::new();
+        for place in 0..wish.count {
+            let plan = Plan {
+                request: CreateSandbox {
+                    template: source.template.clone(),
+                    isolation: IsolationWish::Level(point.isolation),
+                    limits: LimitsWish::default(),
+                    expiry,
+                    on_timeout: source.on_timeout,
+                    env: source.env.clone(),
+                    metadata: source.metadata.clone(),
+                    time: TimeWish {
+                        from_point: Some(point.id.clone()),
+                        auto_resume: source.time.auto_resume,
+                        pause_files_only: source.time.pause_files_only,
+                        idle_seconds: source.time.idle_seconds,
+                    },
+                    identity: Identity {
+                        parent: Some(source.id.clone()),
+                        ..source.identity.clone()
+                    },
+                    idempotency_key: None,
+                    by: None,
+                },
+                template: None,
+                from: Some(point.clone()),
+                ward: Arc::clone(&ward),
+                limits: source.limits,
+                network: entry.reach.egress().as_ref().clone(),
+            };
+            let (core, head, source) = (Arc::clone(self), head.clone(), source.id.clone());
+            forks.spawn(async move {
+                let made = core.make_cold(&plan, None, head).await;
+                if let Ok(fork) = &made {
+                    let told = EventKind::ForkedFrom { source };
+                    if let Err(error) = core.store.note(&[(&fork.id, told)]).await {
+                        tracing::warn!(id = %fork.id, %error, "telling where a fork came from");
+                    }
+                }
+                (place, made)
+            });
+        }
+        let mut made = forks.join_all().await;
+        made.sort_by_key(|(place, _)| *place);
+        Ok(made.into_iter().map(|(_, made)| made).collect())
+    }
+}

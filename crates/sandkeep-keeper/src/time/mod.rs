@@ -1,0 +1,21 @@
+//! Time: pausing, waking, points, forks and rollbacks.
+//!
+//! The ledger decides. A step is written before anything irreversible is done, and what is
+//! found at the next start is brought to one side of it: `pausing` goes on running,
+//! `resuming` rests again and is woken. A box that wakes up from a point takes its disk from
+//! there whenever it may have moved on, so an interrupted wake-up loses nothing.
+
+mod activity;
+mod adopt;
+mod api;
+mod fork;
+mod idle;
+mod pause;
+mod points;
+mod resume;
+mod rollback;
+mod snapshot;
+
+pub use activity::Activity;
+pub use adopt::Rest;
+pub use api::{ForkWish, PauseWish, PointWish};

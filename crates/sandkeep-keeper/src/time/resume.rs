@@ -1,0 +1,249 @@
+//! Waking a box.
+
+use std::{sync::Arc, time::Duration};
+
+use sandkeep_model::{
+    Error, EventKind, Expiry, Pause, PauseMode, Point, PointKind, Result, Sandbox, State, Timestamp,
+};
+use sandkeep_store::{TimeStep, WardNote};
+use sandkeep_ward::LiveBox;
+
+use crate::{agent, core::Core, registry::Entry};
+
+/// How a wake-up ends in the ledger.
+pub(super) struct Awake {
+    pub end_at: Option<Timestamp>,
+    pub also: Option<EventKind>,
+}
+
+impl Core {
+    /// Wakes a paused box. `NotFound` when it is gone, `Conflict` when it runs.
+    pub async fn resume(
+        &self,
+        entry: &Arc<Entry>,
+        expiry: Option<Expiry>,
+        memory: bool,
+    ) -> Result<Sandbox> {
+        let _turn = entry.turn.lock().await;
+        match entry.state() {
+            State::Paused => {}
+            State::Stopping | State::Gone => return Err(Error::sandbox_not_found(&entry.id)),
+            state => {
+                return Err(Error::conflict(format!(
+                    "sandbox \"{}\" is {state} already",
+                    entry.id
+                )));
+            }
+        }
+        self.wake(entry, expiry, memory).await
+    }
+
+    /// Makes a box that wakes by itself run, once for all who ask at the same time.
+    pub async fn wake_for_a_visit(&self, entry: &Arc<Entry>) -> Result<()> {
+        let _turn = entry.turn.lock().await;
+        let (state, by_itself) = entry.with(|b| (b.state, b.time.auto_resume));
+        match state {
+            State::Paused if by_itself => self.wake(entry, None, true).await.map(drop),
+            State::Running => Ok(()),
+            State::Stopping | State::Gone => Err(Error::sandbox_not_found(&entry.id)),
+            state => Err(
+                Error::conflict(format!("sandbox \"{}\" is {state}", entry.id))
+                    .hint("resume it with `sandkeep resume` or POST /v1/sandboxes/{id}/resume"),
+            ),
+        }
+    }
+
+    /// The caller has the turn and the box is paused.
+    async fn wake(
+        &self,
+        entry: &Arc<Entry>,
+        expiry: Option<Expiry>,
+        memory: bool,
+    ) -> Result<Sandbox> {
+        let time = entry.with(|sandbox| sandbox.time.clone());
+        let expiry = expiry.unwrap_or_else(|| match time.lease_seconds {
+            Some(seconds) => Expiry::After(Duration::from_secs(seconds)),
+            None => Expiry::Never,
+        });
+        let awake = Awake {
+            end_at: self.first_end(Timestamp::now(), expiry)?,
+            also: None,
+        };
+        let mut pause = time
+            .pause
+            .ok_or_else(|| Error::internal("a paused box without a pause"))?;
+        if !memory {
+            // Its files, and a cold start.
+            pause.mode = PauseMode::Filesystem;
+        }
+        self.wake_from(entry, State::Paused, pause, awake).await?;
+        Ok(entry.sandbox())
+    }
+
+    /// `from -> resuming -> running`, or `paused` when it does not work. What the pause names
+    /// is looked at before anything is touched. The caller has the turn.
+    pub(super) async fn wake_from(
+        &self,
+        entry: &Arc<Entry>,
+        from: State,
+        pause: Pause,
+        awake: Awake,
+    ) -> Result<()> {
+        let point = match &pause.point {
+            Some(id) => Some(self.point(id).await?),
+            None => None,
+        };
+        if let Some(point) = &point {
+            self.usable(point, entry.ward.as_ref()).await?;
+        }
+        let was_touched = pause.touched;
+        let mut time = entry.with(|sandbox| sandbox.time.clone());
+        // From here on it may write to its disk.
+        time.pause = Some(Pause {
+            touched: pause.mode != PauseMode::Ram && pause.point.is_some(),
+            ..pause.clone()
+        });
+        let step = TimeStep {
+            from,
+            to: State::Resuming,
+            time: &time,
+            ward: WardNote::Keep,
+            end_at: entry.end_at(),
+            also: None,
+        };
+        if !self.store.step(&entry.id, step).await? {
+            return Err(Error::internal(
+                "the ledger had the sandbox in another state",
+            ));
+        }
+        entry.amend(|sandbox| sandbox.time = time);
+        entry.became(State::Resuming);
+        if from == State::Running {
+            entry.activity.cut().await;
+        }
+        let up = self
+            .bring_back(entry, &pause, point.as_ref(), was_touched)
+            .await;
+        let written = match up {
+            Ok(live) => self.woken(entry, live.as_ref(), awake).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            tracing::warn!(id = %entry.id, %error, "a box could not be woken");
+            self.back_to_rest(entry, &pause).await;
+            return Err(error.context(format!("waking sandbox \"{}\"", entry.id)));
+        }
+        let used = pause.point.filter(|_| {
+            point
+                .as_ref()
+                .is_some_and(|point| point.kind != PointKind::Pause)
+        });
+        self.drop_pauses(&entry.id, used.as_ref()).await;
+        Ok(())
+    }
+
+    /// Processes that run, an agent that knows who it is, and a way out. `None`: they are the
+    /// same as before.
+    async fn bring_back(
+        &self,
+        entry: &Arc<Entry>,
+        pause: &Pause,
+        point: Option<&Point>,
+        was_touched: bool,
+    ) -> Result<Option<LiveBox>> {
+        let sandbox = entry.sandbox();
+        if pause.mode == PauseMode::Ram {
+            // Nothing may get out before the box has its moat again.
+            self.attach(entry).await?;
+            entry.ward.thaw(&entry.id).await?;
+            return Ok(None);
+        }
+        entry.reach.close();
+        entry.ward.destroy(&entry.id).await?;
+        let disk = match point {
+            Some(point) if was_touched => {
+                self.vault
+                    .replace_disk(&entry.id, &point.id, sandbox.limits.disk_bytes())
+                    .await?
+            }
+            _ => self.vault.disk(&entry.id).await?,
+        };
+        let Ok(_slot) = self.starts.acquire().await else {
+            return Err(Error::internal("the keeper is closed"));
+        };
+        let image = match point {
+            Some(point) if pause.mode == PauseMode::Disk => {
+                self.usable(point, entry.ward.as_ref()).await?.memory
+            }
+            _ => None,
+        };
+        let request = agent::identity_of(&sandbox).same_machine();
+        let (live, _agent) = self
+            .start_on(entry, &sandbox, disk, image.as_deref(), &request)
+            .await?;
+        Ok(Some(live))
+    }
+
+    async fn woken(&self, entry: &Arc<Entry>, live: Option<&LiveBox>, awake: Awake) -> Result<()> {
+        let mut time = entry.with(|sandbox| sandbox.time.clone());
+        time.pause = None;
+        if let Some(EventKind::RolledBack { to }) = &awake.also {
+            time.head = Some(to.clone());
+        }
+        let step = TimeStep {
+            from: State::Resuming,
+            to: State::Running,
+            time: &time,
+            ward: live.map_or(WardNote::Keep, |live| WardNote::Set(&live.record)),
+            end_at: awake.end_at,
+            also: awake.also,
+        };
+        if !self.store.step(&entry.id, step).await? {
+            return Err(Error::internal(
+                "the ledger had the sandbox in another state",
+            ));
+        }
+        entry.amend(|sandbox| {
+            sandbox.time = time;
+            sandbox.end_at = awake.end_at;
+        });
+        entry.became(State::Running);
+        entry.activity.touch();
+        self.deadlines.moved(&entry.id, None, awake.end_at);
+        Ok(())
+    }
+
+    /// A box that does not wake rests as it did.
+    async fn back_to_rest(&self, entry: &Arc<Entry>, pause: &Pause) {
+        entry.reach.close();
+        let put_down = match pause.mode {
+            PauseMode::Ram => entry.ward.freeze(&entry.id).await,
+            PauseMode::Disk | PauseMode::Filesystem => entry.ward.destroy(&entry.id).await,
+        };
+        if let Err(error) = put_down {
+            tracing::warn!(id = %entry.id, %error, "putting a box to rest again");
+        }
+        let (time, at) = entry.with(|sandbox| (sandbox.time.clone(), pause.at));
+        let step = TimeStep {
+            from: State::Resuming,
+            to: State::Paused,
+            time: &time,
+            ward: match pause.mode {
+                PauseMode::Ram => WardNote::Keep,
+                PauseMode::Disk | PauseMode::Filesystem => WardNote::Forget,
+            },
+            end_at: Some(at),
+            also: None,
+        };
+        match self.store.step(&entry.id, step).await {
+            Ok(true) => entry.became(State::Paused),
+            Ok(false) => tracing::error!(id = %entry.id, "the ledger had the box in another state"),
+            Err(error) => {
+                tracing::warn!(id = %entry.id, %error, "a box rests without the ledger");
+                entry.rests_unwritten();
+            }
+        }
+        self.deadlines.moved(&entry.id, entry.end_at(), None);
+        entry.amend(|sandbox| sandbox.end_at = Some(at));
+    }
+}

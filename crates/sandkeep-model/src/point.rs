@@ -1,0 +1,306 @@
+//! Points in the life of a box: what it was at one moment, kept to come back to.
+
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+use crate::{Error, Isolation, Limits, Result, SandboxId, TemplateName, Timestamp, random_token};
+
+/// Longest name or tag of a point.
+const LONGEST_NAME: usize = 64;
+/// Most tags of one point.
+const MOST_TAGS: usize = 16;
+
+/// The name the server gives a point: `p` and twenty characters of `[a-z0-9]`.
+///
+/// It is safe in a path, and a valid template name: clients of E2B create from it.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PointId(String);
+
+impl PointId {
+    pub const LENGTH: usize = 21;
+
+    pub fn random() -> Self {
+        Self(format!("p{}", random_token(Self::LENGTH - 1)))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for PointId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let good = text.len() == Self::LENGTH
+            && text.starts_with('p')
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        if good {
+            return Ok(Self(text.to_owned()));
+        }
+        let shown: String = text.chars().filter(|c| !c.is_control()).take(64).collect();
+        Err(point_not_found(&shown))
+    }
+}
+
+impl TryFrom<String> for PointId {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<PointId> for String {
+    fn from(id: PointId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for PointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for PointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+pub fn point_not_found(id: &impl fmt::Display) -> Error {
+    Error::not_found(format!("point \"{id}\" was not found"))
+        .hint("list the points of a sandbox with `sandkeep timeline BOX` or GET /v1/points")
+}
+
+/// What a point was made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PointKind {
+    /// Somebody asked for it.
+    Snapshot,
+    /// The memory of a paused box. It goes when the box runs again.
+    Pause,
+    /// What forks are made from. It goes when they are made.
+    Fork,
+}
+
+impl PointKind {
+    pub const ALL: [Self; 3] = [Self::Snapshot, Self::Pause, Self::Fork];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Snapshot => "snapshot",
+            Self::Pause => "pause",
+            Self::Fork => "fork",
+        }
+    }
+}
+
+impl FromStr for PointKind {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| format!("\"{}\" is no kind of point", text.escape_debug()))
+    }
+}
+
+/// What wrote the memory in a point; only the same can read it again.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct EngineBuild {
+    pub name: String,
+    pub build: String,
+}
+
+impl fmt::Display for EngineBuild {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, self.build)
+    }
+}
+
+/// One node of the tree of what was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Point {
+    pub id: PointId,
+    /// The box it was made of, which may be gone.
+    pub sandbox_id: SandboxId,
+    /// What that box came from when the point was made.
+    pub parent: Option<PointId>,
+    pub name: Option<String>,
+    pub tags: Vec<String>,
+    pub kind: PointKind,
+    /// Set when processes and memory are in it, too.
+    pub engine: Option<EngineBuild>,
+    /// Why they are not, when they were wished for.
+    pub why_disk_only: Option<String>,
+    pub created_at: Timestamp,
+    /// What the box had written beyond what it came from, and the memory.
+    pub bytes: u64,
+    pub isolation: Isolation,
+    pub template: TemplateName,
+    pub limits: Limits,
+}
+
+impl Point {
+    pub const fn has_memory(&self) -> bool {
+        self.engine.is_some()
+    }
+}
+
+/// How a box rests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PauseMode {
+    /// Processes and memory are on the disk; nothing is left of it in memory.
+    Disk,
+    /// Processes are frozen where they were and keep their memory.
+    Ram,
+    /// Processes ended; the files are there.
+    Filesystem,
+}
+
+impl PauseMode {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Ram => "ram",
+            Self::Filesystem => "filesystem",
+        }
+    }
+}
+
+/// A pause: how deep it went, and what the box wakes up from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    pub mode: PauseMode,
+    /// Why it is not the mode that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What it wakes up from; `None`: from its own disk, or it is only frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub point: Option<PointId>,
+    /// The disk may have moved on from `point`: it is taken from there again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub touched: bool,
+    pub at: Timestamp,
+}
+
+/// What a box is told about time when it is made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TimeWish {
+    /// Made from this point and not from the template.
+    pub from_point: Option<PointId>,
+    /// A request to the paused box wakes it.
+    pub auto_resume: bool,
+    /// A pause at its timeout keeps the files only.
+    pub pause_files_only: bool,
+    /// Nobody wants anything of it for so many seconds: it is paused.
+    pub idle_seconds: Option<u64>,
+}
+
+/// What a box knows about time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BoxTime {
+    pub auto_resume: bool,
+    pub pause_files_only: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_seconds: Option<u64>,
+    /// The time it was given; a box that wakes by itself gets it again. `None`: no end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_seconds: Option<u64>,
+    /// The point it came from or went through last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head: Option<PointId>,
+    /// Set while it is paused or on its way out of a pause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pause: Option<Pause>,
+}
+
+/// A name somebody gives a point: safe as a template name and as a tag.
+pub fn check_point_name(field: &str, name: &str) -> Result<()> {
+    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
+    let starts_well = name
+        .bytes()
+        .next()
+        .is_some_and(|b| b.is_ascii_alphanumeric());
+    if starts_well && name.len() <= LONGEST_NAME && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    let shown: String = name.chars().filter(|c| !c.is_control()).take(80).collect();
+    Err(Error::invalid(
+        field,
+        format!("\"{shown}\" can not be the {field} of a point"),
+    )
+    .hint(format!(
+        "use 1 to {LONGEST_NAME} of a-z, 0-9, - _ and ., starting with a letter or digit"
+    )))
+}
+
+pub fn check_point_tags(tags: &[String]) -> Result<()> {
+    if tags.len() > MOST_TAGS {
+        return Err(Error::invalid(
+            "tags",
+            format!(
+                "{} tags are given, a point has at most {MOST_TAGS}",
+                tags.len()
+            ),
+        ));
+    }
+    tags.iter()
+        .try_for_each(|tag| check_point_name("tags", tag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_names_of_templates_but_not_of_boxes() {
+        let id = PointId::random();
+        assert_eq!(id.as_str().parse::<PointId>().unwrap(), id);
+        assert!(id.as_str().parse::<TemplateName>().is_ok());
+        assert!(id.as_str().parse::<SandboxId>().is_err());
+        for bad in ["", "p", "../../etc/passwd12345", "pABCDEFGHIJ0123456789"] {
+            assert!(bad.parse::<PointId>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_old_row_reads_as_a_box_without_wishes() {
+        assert_eq!(
+            serde_json::from_str::<BoxTime>("{}").unwrap(),
+            BoxTime::default()
+        );
+        let paused = BoxTime {
+            pause: Some(Pause {
+                mode: PauseMode::Ram,
+                why: Some("because".to_owned()),
+                point: None,
+                touched: false,
+                at: Timestamp::from_millis(5),
+            }),
+            ..BoxTime::default()
+        };
+        let text = serde_json::to_string(&paused).unwrap();
+        assert_eq!(serde_json::from_str::<BoxTime>(&text).unwrap(), paused);
+    }
+
+    #[test]
+    fn names_are_plain() {
+        assert!(check_point_name("name", "before-upgrade_2.1").is_ok());
+        for bad in ["", "-a", "A", "a b", "a/b", "é", &"x".repeat(65)] {
+            assert_eq!(
+                check_point_name("name", bad).unwrap_err().field.as_deref(),
+                Some("name"),
+                "{bad:?}"
+            );
+        }
+        assert!(check_point_tags(&vec!["a".to_owned(); 17]).is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! The tree of points.
+
+use sandkeep_model::{EventKind, Point, PointId, Result, SandboxId, Timestamp};
+use sqlx::{AssertSqlSafe, sqlite::SqliteRow};
+
+use crate::{
+    fault,
+    open::Store,
+    rows::{self, Reading},
+};
+
+const COLUMNS: &str = "id, sandbox_id, parent, name, tags, kind, engine, why_disk_only, \
+     created_at, bytes, isolation, template, limits";
+
+impl Store {
+    pub async fn insert_point(&self, point: &Point) -> Result<()> {
+        let query = sqlx::query(
+            "INSERT INTO points (id, sandbox_id, parent, name, tags, kind, engine, \
+             why_disk_only, created_at, bytes, isolation, template, limits) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+        )
+        .bind(point.id.as_str())
+        .bind(point.sandbox_id.as_str())
+        .bind(point.parent.as_ref().map(PointId::as_str))
+        .bind(point.name.as_deref())
+        .bind(rows::json(&point.tags)?)
+        .bind(point.kind.name())
+        .bind(point.engine.as_ref().map(rows::json).transpose()?)
+        .bind(point.why_disk_only.as_deref())
+        .bind(point.created_at.millis())
+        .bind(i64::try_from(point.bytes).unwrap_or(i64::MAX))
+        .bind(point.isolation.name())
+        .bind(point.template.as_str())
+        .bind(rows::json(&point.limits)?);
+        let made = EventKind::PointMade {
+            point: point.id.clone(),
+            kind: point.kind,
+            memory: point.has_memory(),
+        };
+        self.change_many(&point.sandbox_id, query, &[made]).await?;
+        Ok(())
+    }
+
+    /// `false`: it is not there (any more).
+    pub async fn delete_point(&self, point: &Point) -> Result<bool> {
+        let query = sqlx::query("DELETE FROM points WHERE id = $1").bind(point.id.as_str());
+        let gone = EventKind::PointDeleted {
+            point: point.id.clone(),
+        };
+        let done = self.change_many(&point.sandbox_id, query, &[gone]).await?;
+        Ok(done.is_some())
+    }
+
+    pub async fn point(&self, id: &PointId) -> Result<Option<Point>> {
+        let found = self.points_where("id = $1", id.as_str()).await?;
+        Ok(found.into_iter().next())
+    }
+
+    /// The points made of one box, oldest first.
+    pub async fn points_of(&self, id: &SandboxId) -> Result<Vec<Point>> {
+        self.points_where("sandbox_id = $1", id.as_str()).await
+    }
+
+    /// The points of this name, oldest first.
+    pub async fn points_named(&self, name: &str) -> Result<Vec<Point>> {
+        self.points_where("name = $1", name).await
+    }
+
+    /// All points there are, oldest first.
+    pub async fn points(&self) -> Result<Vec<Point>> {
+        self.points_where("$1 = ''", "").await
+    }
+
+    async fn points_where(&self, which: &'static str, value: &str) -> Result<Vec<Point>> {
+        sqlx::query(AssertSqlSafe(format!(
+            "SELECT {COLUMNS} FROM points WHERE {which} ORDER BY created_at, id"
+        )))
+        .bind(value)
+        .fetch_all(&self.inner.readers)
+        .await
+        .map_err(|error| fault::ledger(&error))?
+        .iter()
+        .map(point)
+        .collect()
+    }
+}
+
+fn point(row: &SqliteRow) -> Result<Point> {
+    let reading = Reading::of(row)?;
+    Ok(Point {
+        id: reading.parse("id")?,
+        sandbox_id: reading.parse("sandbox_id")?,
+        parent: reading.parse_or_none("parent")?,
+        name: reading.get("name")?,
+        tags: reading.json("tags")?,
+        kind: reading.parse("kind")?,
+        engine: reading.json_or_none("engine")?,
+        why_disk_only: reading.get("why_disk_only")?,
+        created_at: Timestamp::from_millis(reading.get("created_at")?),
+        bytes: u64::try_from(reading.get::<i64>("bytes")?).unwrap_or(0),
+        isolation: reading.parse("isolation")?,
+        template: reading.parse("template")?,
+        limits: reading.json("limits")?,
+    })
+}

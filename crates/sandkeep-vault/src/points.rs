@@ -1,0 +1,101 @@
+//! Points as others see them. All work that may block happens off the async threads.
+
+use std::sync::Arc;
+
+use sandkeep_model::{PointId, Result, SandboxId};
+
+use crate::{
+    diff::{self, Diff},
+    disk::Disk,
+    point::{self, PointDraft, PointInfo},
+    vault::{Inner, Vault, off_thread},
+};
+
+impl Vault {
+    /// Begins a point. It is taken away again when the draft is dropped unpublished.
+    pub async fn begin_point(&self, id: PointId) -> Result<PointDraft> {
+        let inner = Arc::clone(&self.inner);
+        off_thread(move || PointDraft::begin(&inner, id)).await
+    }
+
+    /// Puts the disk of a box, as it is in this moment, into a draft.
+    pub async fn take_disk(&self, draft: PointDraft, sandbox: &SandboxId) -> Result<PointDraft> {
+        let sandbox = sandbox.clone();
+        off_thread(move || draft.take_disk(&sandbox).map(|()| draft)).await
+    }
+
+    /// Brings a draft to the disk and gives it its name. From here on it is a point.
+    pub async fn publish_point(&self, draft: PointDraft, sandbox: &SandboxId) -> Result<PointInfo> {
+        let sandbox = sandbox.clone();
+        off_thread(move || draft.publish(&sandbox)).await
+    }
+
+    /// A point, compared with what was written: damaged ones are refused in words.
+    pub async fn verified_point(&self, id: &PointId) -> Result<PointInfo> {
+        let id = id.clone();
+        self.run(move |vault| point::verify(vault, &id)).await
+    }
+
+    /// A new disk for a box: what was at the point, with its own limit on what it writes.
+    pub async fn disk_from_point(
+        &self,
+        id: &SandboxId,
+        point: &PointId,
+        limit_bytes: u64,
+    ) -> Result<Disk> {
+        let (id, point) = (id.clone(), point.clone());
+        self.run(move |vault| point::to_new_disk(vault, &id, &point, limit_bytes))
+            .await
+    }
+
+    /// The disk of a box that does not run becomes what was at the point, in one step.
+    pub async fn replace_disk(
+        &self,
+        id: &SandboxId,
+        point: &PointId,
+        limit_bytes: u64,
+    ) -> Result<Disk> {
+        let (id, point) = (id.clone(), point.clone());
+        self.run(move |vault| point::replace_disk(vault, &id, &point, limit_bytes))
+            .await
+    }
+
+    /// The disk a box has already.
+    pub async fn disk(&self, id: &SandboxId) -> Result<Disk> {
+        let id = id.clone();
+        self.run(move |vault| crate::disk::existing(vault, &id).map(|path| Disk { path }))
+            .await
+    }
+
+    /// What is different at `after` from what was at `before`.
+    pub async fn diff(&self, before: &PointId, after: &PointId, with_text: bool) -> Result<Diff> {
+        let (before, after) = (before.clone(), after.clone());
+        self.run(move |vault| {
+            let (before, after) = (point::find(vault, &before)?, point::find(vault, &after)?);
+            diff::diff(&before.disk, &after.disk, with_text)
+        })
+        .await
+    }
+
+    /// Removes a point; disks made from it stay whole. One that is not there is fine.
+    pub async fn remove_point(&self, id: &PointId) -> Result<()> {
+        let id = id.clone();
+        self.run(move |vault| point::remove(vault, &id)).await
+    }
+
+    /// All points there are, for finding those nobody knows.
+    pub async fn points(&self) -> Result<Vec<PointId>> {
+        self.run(point::list).await
+    }
+
+    /// Refuses what would not fit.
+    pub async fn check_memory_room(&self, bytes: u64) -> Result<()> {
+        self.run(move |vault| point::check_memory_room(vault, bytes))
+            .await
+    }
+
+    /// Everything written so far survives a power cut.
+    pub async fn settle(&self) -> Result<()> {
+        self.run(Inner::sync).await
+    }
+}

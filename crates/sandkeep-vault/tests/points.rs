@@ -1,0 +1,194 @@
+//! Points on a real btrfs: whole or not there, apart from what is made from them.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use common::{MIB, State, fill, id, run, sync};
+use sandkeep_model::{Code, PointId, SandboxId};
+use sandkeep_vault::{ChangeKind, PointInfo, Vault};
+use std::{fs, path::Path};
+
+async fn snapshot(vault: &Vault, of: &SandboxId, memory: &[(&str, &[u8])]) -> PointInfo {
+    let draft = vault.begin_point(PointId::random()).await.unwrap();
+    if !memory.is_empty() {
+        let dir = draft.memory().unwrap();
+        for (name, bytes) in memory {
+            fs::write(dir.join(name), bytes).unwrap();
+        }
+    }
+    let draft = vault.take_disk(draft, of).await.unwrap();
+    vault.publish_point(draft, of).await.unwrap()
+}
+
+fn read(root: &Path) -> String {
+    fs::read_to_string(root.join("etc/motd")).unwrap()
+}
+
+#[tokio::test]
+async fn a_point_stays_what_it_was_and_what_is_made_from_it_is_apart() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let (first, fork) = (id(), id());
+    let disk = vault.create_disk(&first, &tiny, 64 * MIB).await.unwrap();
+    fs::write(disk.path.join("etc/motd"), "then\n").unwrap();
+    let point = snapshot(&vault, &first, &[]).await;
+    assert_eq!(point.memory, None);
+    fs::write(disk.path.join("etc/motd"), "now\n").unwrap();
+    assert_eq!(read(&point.disk), "then\n");
+    let refused = fs::write(point.disk.join("etc/motd"), "x").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+
+    let other = vault
+        .disk_from_point(&fork, &point.id, 64 * MIB)
+        .await
+        .unwrap();
+    assert_eq!(read(&other.path), "then\n");
+    fs::write(other.path.join("etc/motd"), "elsewhere\n").unwrap();
+    assert_eq!(read(&disk.path), "now\n");
+
+    // Neither the box nor the point is needed by what was made from it.
+    vault.remove_disk(&first).await.unwrap();
+    vault.remove_point(&point.id).await.unwrap();
+    vault.remove_point(&point.id).await.unwrap();
+    sync(&other.path);
+    assert_eq!(read(&other.path), "elsewhere\n");
+    assert_eq!(vault.points().await.unwrap(), []);
+    assert_eq!(state.staging(), 0);
+}
+
+#[tokio::test]
+async fn a_rollback_undoes_everything_and_keeps_the_limit() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let id = id();
+    let limit = 4 * MIB;
+    let disk = vault.create_disk(&id, &tiny, limit).await.unwrap();
+    let point = snapshot(&vault, &id, &[]).await;
+    for name in ["etc", "big"] {
+        run("rm", &["-rf", disk.path.join(name).to_str().unwrap()]);
+    }
+    let back = vault.replace_disk(&id, &point.id, limit).await.unwrap();
+    assert_eq!(back, disk, "the same place");
+    assert_eq!(read(&disk.path), "hello\n");
+    assert!(disk.path.join("big").exists());
+    assert_eq!(state.staging(), 0, "what it was is gone");
+    let (written, error) = fill(&disk.path.join("mine"), 64 * MIB);
+    assert!(error.is_some());
+    assert!(written <= limit, "{written} bytes went in");
+}
+
+#[tokio::test]
+async fn the_limit_holds_for_a_fork() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let (first, fork) = (id(), id());
+    vault.create_disk(&first, &tiny, 64 * MIB).await.unwrap();
+    let point = snapshot(&vault, &first, &[]).await;
+    let limit = 4 * MIB;
+    let disk = vault
+        .disk_from_point(&fork, &point.id, limit)
+        .await
+        .unwrap();
+    let (written, error) = fill(&disk.path.join("mine"), 64 * MIB);
+    assert!(error.is_some());
+    assert!(written <= limit, "{written} bytes went in");
+    let taken = vault.disk_from_point(&fork, &point.id, limit).await;
+    assert_eq!(taken.unwrap_err().code, Code::Conflict);
+    let unknown = vault
+        .disk_from_point(&id(), &PointId::random(), limit)
+        .await
+        .unwrap_err();
+    assert_eq!(unknown.code, Code::NotFound);
+    assert_eq!(state.staging(), 0);
+}
+
+#[tokio::test]
+async fn damaged_memory_is_refused_in_words() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let id = id();
+    vault.create_disk(&id, &tiny, 64 * MIB).await.unwrap();
+    let point = snapshot(&vault, &id, &[("pages", b"0123456789"), ("core", b"")]).await;
+    assert_eq!(point.memory_bytes, 10);
+    assert_eq!(vault.verified_point(&point.id).await.unwrap(), point);
+    let pages = point.memory.unwrap().join("pages");
+    for wrong in [&b"0123456780"[..], b"012345678", b""] {
+        fs::write(&pages, wrong).unwrap();
+        let error = vault.verified_point(&point.id).await.unwrap_err();
+        assert_eq!(error.code, Code::Conflict);
+        assert!(error.message.contains("\"pages\""), "{error}");
+    }
+    fs::remove_file(&pages).unwrap();
+    assert!(vault.verified_point(&point.id).await.is_err());
+    let manifest = state
+        .path()
+        .join("pool/points")
+        .join(point.id.as_str())
+        .join("manifest.json");
+    fs::write(&manifest, "{").unwrap();
+    let error = vault.verified_point(&point.id).await.unwrap_err();
+    assert!(error.message.contains("damaged"), "{error}");
+    vault.remove_point(&point.id).await.unwrap();
+    assert_eq!(vault.points().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn what_is_not_published_was_never_there() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let id = id();
+    vault.create_disk(&id, &tiny, 64 * MIB).await.unwrap();
+    let draft = vault.begin_point(PointId::random()).await.unwrap();
+    let draft = vault.take_disk(draft, &id).await.unwrap();
+    drop(draft);
+    assert_eq!(state.staging(), 0);
+
+    // A server that is killed drops nothing: the next one sweeps.
+    let point = snapshot(&vault, &id, &[("pages", b"whole")]).await;
+    let left = state.path().join("pool/staging/left");
+    fs::create_dir_all(left.join("memory")).unwrap();
+    fs::write(left.join("memory/pages"), "half").unwrap();
+    let (source, target) = (point.disk.to_str().unwrap(), left.join("disk"));
+    let target = target.to_str().unwrap();
+    run("btrfs", &["subvolume", "snapshot", "-r", source, target]);
+    drop(vault);
+    let vault = state.open().await;
+    assert_eq!(state.staging(), 0);
+    assert_eq!(
+        vault.points().await.unwrap(),
+        std::slice::from_ref(&point.id)
+    );
+    assert_eq!(vault.verified_point(&point.id).await.unwrap(), point);
+}
+
+#[tokio::test]
+async fn two_points_are_compared() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let id = id();
+    let disk = vault.create_disk(&id, &tiny, 64 * MIB).await.unwrap();
+    let before = snapshot(&vault, &id, &[]).await;
+    fs::write(disk.path.join("etc/motd"), "changed\n").unwrap();
+    fs::write(disk.path.join("new"), "12345").unwrap();
+    fs::remove_file(disk.path.join("big")).unwrap();
+    let after = snapshot(&vault, &id, &[]).await;
+    let diff = vault.diff(&before.id, &after.id, true).await.unwrap();
+    let told: Vec<_> = diff
+        .changes
+        .iter()
+        .map(|change| (change.path.as_str(), change.kind))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("/big", ChangeKind::Removed),
+            ("/etc/motd", ChangeKind::Changed),
+            ("/new", ChangeKind::Added),
+        ]
+    );
+    let text = diff.changes[1].text.as_deref().unwrap();
+    assert!(text.contains("-hello\n+changed\n"), "{text}");
+    let none = vault.diff(&after.id, &after.id, false).await.unwrap();
+    assert!(none.changes.is_empty());
+}

@@ -1,0 +1,269 @@
+//! Starting a box: afresh, or from an image of its memory.
+
+use crate::{
+    idmap,
+    live::{self, Live},
+    network,
+    record::{Note, Record, write_token},
+    runsc::{self, Runsc},
+    spec::{self, Words, host_limits},
+    stage::Stage,
+    ward::Inner,
+};
+use rustix::pipe::{PipeFlags, pipe_with};
+use sandkeep_agent_api::{channel::TOKEN_LENGTH, host::LimitsRequest};
+use sandkeep_agent_client::Agent;
+use sandkeep_host::{
+    cgroup::Cgroups,
+    failure::Doing as _,
+    files::{make_private_dir, remove_dir},
+    slots::Slot,
+    work::{blocking, lock},
+};
+use sandkeep_model::{Code, Error, Limits, Result, SandboxId, Secret, random_token};
+use sandkeep_ward::{BoxSpec, LiveBox};
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::TcpStream,
+    time::{Instant, sleep, timeout},
+};
+
+/// Until the agent listens. Starting takes half a second, on a busy host some.
+const AGENT_DEADLINE: Duration = Duration::from_secs(60);
+const AGENT_PAUSE: Duration = Duration::from_millis(5);
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+const CGROUP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Keeps a box from being swept or started twice while it is made.
+struct Starting<'a> {
+    inner: &'a Inner,
+    id: SandboxId,
+}
+
+impl<'a> Starting<'a> {
+    fn begin(inner: &'a Inner, id: &SandboxId) -> Result<Self> {
+        let taken = inner.held(id).is_some() || !lock(&inner.starting).insert(id.clone());
+        if taken {
+            return Err(Error::conflict(format!("box {id} is there already"))
+                .hint("end it first, or use another id"));
+        }
+        Ok(Self {
+            inner,
+            id: id.clone(),
+        })
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        lock(&self.inner.starting).remove(&self.id);
+    }
+}
+
+impl Inner {
+    /// `image` is a directory written by [`Inner::save`].
+    pub(crate) async fn start(&self, spec: BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
+        spec.check()?;
+        let _starting = Starting::begin(self, &spec.id)?;
+        let made = self.make(&spec, image).await;
+        if made.is_err() {
+            // The half of it that runs, then its files.
+            let left = match self.held(&spec.id) {
+                Some(_) => self.destroy(&spec.id).await,
+                None => self.clear_unheld(&spec.id).await.map(drop),
+            };
+            if let Err(error) = left {
+                tracing::warn!(id = %spec.id, %error, "a box that did not start was not cleared away");
+            }
+        }
+        made
+    }
+
+    async fn make(&self, spec: &BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
+        let runsc = Runsc {
+            program: self.program().await?,
+            dir: self.box_dir(&spec.id),
+            name: spec.id.to_string(),
+        };
+        let slot = self.slots.take()?;
+        let cgroups = self.tree.child(spec.id.as_str());
+        let token = Secret::new(random_token(TOKEN_LENGTH));
+        let netns = network::make().await?;
+        let stage = {
+            let (runsc, spec, cgroups) = (runsc.clone(), spec.clone(), cgroups.clone());
+            let (number, first_id, netns) = (slot.number(), slot.first_id(), netns.as_raw_fd());
+            let (token, agent) = (token.clone(), self.agent.clone());
+            blocking(move || {
+                prepare(&runsc, &spec, number, first_id, netns, &cgroups, &token)?;
+                let tree = idmap::mapped_tree(&spec.root, first_id)?;
+                let memory = runsc.dir.join("meminfo");
+                Ok(Stage::new(&cgroups, tree, &agent, &memory)?)
+            })
+            .await?
+        };
+        let words: Vec<&OsStr> = match image {
+            None => vec![OsStr::new("run")],
+            Some(image) => vec![
+                OsStr::new("restore"),
+                OsStr::new("-image-path"),
+                image.as_os_str(),
+            ],
+        };
+        runsc.launch(&words, token_pipe(&token)?, stage).await?;
+        let live = self.take_in(spec, &runsc, slot, cgroups, token).await?;
+        // The sandbox is in it by now.
+        drop(netns);
+        network::open(live.netns()).await?;
+        set_inner_limits(&live, &spec.limits, AGENT_DEADLINE).await?;
+        Ok(LiveBox {
+            id: spec.id.clone(),
+            record: live.record.to_value()?,
+        })
+    }
+
+    /// Finds what `runsc` started, notes it and begins to watch it.
+    async fn take_in(
+        &self,
+        spec: &BoxSpec,
+        runsc: &Runsc,
+        slot: Slot,
+        cgroups: Cgroups,
+        token: Secret,
+    ) -> Result<Arc<Live>> {
+        let (id, dir, root) = (spec.id.clone(), runsc.dir.clone(), runsc.root());
+        let live = blocking(move || {
+            let record = Record::of_started(&root, slot.number(), cgroups.clone())?;
+            Note {
+                slot: slot.number(),
+                cgroups,
+                record: Some(record.clone()),
+            }
+            .write(&dir)?;
+            let pidfd = live::find(&record)
+                .ok_or_else(|| Error::internal("the box ended as soon as it was started"))?;
+            Ok(Live::new(id, record, token, pidfd, Some(slot))?)
+        })
+        .await?;
+        let live = Arc::new(live);
+        self.hold(Arc::clone(&live));
+        Ok(live)
+    }
+
+    /// The program, known to be new enough.
+    pub(crate) async fn program(&self) -> Result<std::path::PathBuf> {
+        self.engine().await?;
+        runsc::find(self.runsc.as_deref()).ok_or_else(no_runsc)
+    }
+}
+
+pub(crate) fn no_runsc() -> Error {
+    Error::host_not_ready("runsc is not installed")
+        .hint("`sandkeep doctor` tells where to get it")
+        .retryable(false)
+}
+
+/// Everything on the host that is there before the box is.
+fn prepare(
+    runsc: &Runsc,
+    spec: &BoxSpec,
+    slot: u32,
+    first_id: u32,
+    netns: i32,
+    cgroups: &Cgroups,
+    token: &Secret,
+) -> Result<()> {
+    // A box of this name that died with the server may have left something.
+    remove_dir(&runsc.dir)?;
+    cgroups.kill_all();
+    cgroups.remove(CGROUP_DEADLINE)?;
+    for dir in [&runsc.dir, &runsc.root(), &runsc.bundle()] {
+        make_private_dir(dir)?;
+    }
+    // Written first: should the server die now, the next one knows the ids are used.
+    Note {
+        slot,
+        cgroups: cgroups.clone(),
+        record: None,
+    }
+    .write(&runsc.dir)?;
+    write_token(&runsc.dir, token)?;
+    let config = spec::config(&Words {
+        hostname: &spec.hostname,
+        first_id,
+        limits: &spec.limits,
+        netns: &format!("/proc/{}/fd/{netns}", std::process::id()),
+    });
+    fs::write(runsc.bundle().join("config.json"), config.to_string())
+        .doing("writing the bundle of the box")?;
+    fs::write(runsc.dir.join("meminfo"), spec::meminfo(&spec.limits))
+        .doing("writing the size of the box")?;
+    cgroups.create()?;
+    cgroups.set_limits(&host_limits(&spec.limits))?;
+    Ok(())
+}
+
+/// A pipe with the token in it; the agent reads it when first asked for one.
+fn token_pipe(token: &Secret) -> Result<OwnedFd> {
+    let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe")?;
+    let line = format!("{}\n", token.expose());
+    // Far less than a pipe holds, so it is written whole and at once.
+    rustix::io::write(&ours, line.as_bytes()).doing("writing the token of the agent")?;
+    Ok(theirs)
+}
+
+/// A connection on which the agent listens to us.
+pub(crate) async fn connect(live: &Live) -> Result<TcpStream> {
+    let dialled = async {
+        let mut stream = network::dial(live.netns()).await?;
+        let line = format!("{}\n", live.token.expose());
+        stream.write_all(line.as_bytes()).await?;
+        Ok(stream)
+    };
+    timeout(CONNECT_DEADLINE, dialled)
+        .await
+        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+        .map_err(|error: Error| {
+            Error::new(
+                Code::BoxUnreachable,
+                format!(
+                    "the agent of box {} does not take connections: {}",
+                    live.id, error.message
+                ),
+            )
+            .hint("the box may be ending or overloaded; try again")
+        })
+}
+
+/// Limits that only the kernel of the box can hold. Also waits for the agent.
+pub(crate) async fn set_inner_limits(live: &Live, limits: &Limits, wait: Duration) -> Result<()> {
+    let request = LimitsRequest {
+        open_files: limits.open_files.into(),
+        pids: limits.pids.into(),
+    };
+    let until = Instant::now() + wait;
+    loop {
+        let attempt = async {
+            let mut agent = Agent::over(connect(live).await?).await?;
+            agent.set_limits(&request).await
+        };
+        match timeout(CONNECT_DEADLINE * 2, attempt).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) if !live.runs() || Instant::now() >= until => return Err(error),
+            Err(_) if !live.runs() || Instant::now() >= until => {
+                return Err(Error::new(
+                    Code::BoxUnreachable,
+                    format!("the agent of box {} does not answer", live.id),
+                ));
+            }
+            _ => sleep(AGENT_PAUSE).await,
+        }
+    }
+}

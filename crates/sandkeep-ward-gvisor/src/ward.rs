@@ -1,0 +1,330 @@
+//! The ward the keeper talks to.
+
+use crate::{
+    checks,
+    config::GvisorWardConfig,
+    control,
+    live::{self, Live},
+    record::{Note, Record, read_token},
+    save::Stamp,
+    spec::host_limits,
+    stage, start, watch,
+};
+use async_trait::async_trait;
+use sandkeep_host::{
+    cgroup::{Cgroups, layout::Layout, tree_name},
+    failure::Doing as _,
+    files::{box_dirs, install_agent, make_private_dir, remove_dir},
+    slots::{Slot, Slots},
+    work::{blocking, lock},
+};
+use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage};
+use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::AbortHandle,
+    time::timeout,
+};
+
+/// Events that nobody has taken yet; more wait in the tasks that have them.
+const EVENTS: usize = 1024;
+pub(crate) const END_DEADLINE: Duration = Duration::from_secs(15);
+const LIMITS_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The gVisor level.
+#[derive(Debug)]
+pub struct GvisorWard {
+    inner: Arc<Inner>,
+    events: Mutex<Option<mpsc::Receiver<WardEvent>>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub state_dir: PathBuf,
+    pub agent: PathBuf,
+    pub runsc: Option<PathBuf>,
+    pub tree: Cgroups,
+    pub slots: Arc<Slots>,
+    pub boxes: Mutex<HashMap<SandboxId, Held>>,
+    /// Boxes that are being made; nobody may sweep them away.
+    pub starting: Mutex<HashSet<SandboxId>>,
+    /// Ids of boxes that an earlier server left, until they are adopted or cleared away.
+    pub reserved: Mutex<HashMap<SandboxId, Slot>>,
+    /// The build that was found last.
+    pub engine: tokio::sync::Mutex<Option<(Stamp, Engine)>>,
+    events: mpsc::Sender<WardEvent>,
+}
+
+/// A box and the task that watches it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub live: Arc<Live>,
+    watcher: AbortHandle,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.watcher.abort();
+    }
+}
+
+impl GvisorWard {
+    /// Prepares the host's side: directories, cgroups, the agent's file. `runsc` is only looked
+    /// for when it is needed, so that it can be installed later.
+    pub fn new(config: GvisorWardConfig) -> Result<Arc<Self>> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Error::host_not_ready("the gVisor level needs root")
+                .hint("run `sandkeep serve` as root, or with sudo")
+                .retryable(false));
+        }
+        make_private_dir(&config.state_dir)?;
+        let state_dir = config
+            .state_dir
+            .canonicalize()
+            .doing("finding the state directory")?;
+        stage::prepare_host()?;
+        // Readable: it copies itself into the memory of the box.
+        let agent = install_agent(&config.agent, &state_dir, 0o555)?;
+        let tree = Cgroups::make_tree(&Layout::of_this_host()?, &tree_name(&state_dir))?;
+        let slots = Slots::new(config.id_base, config.id_slots)?;
+        let (events, receiver) = mpsc::channel(EVENTS);
+        let inner = Inner {
+            reserved: Mutex::new(reserved(&state_dir, &slots)),
+            state_dir,
+            agent,
+            runsc: config.runsc,
+            tree,
+            slots,
+            boxes: Mutex::default(),
+            starting: Mutex::default(),
+            engine: tokio::sync::Mutex::default(),
+            events,
+        };
+        Ok(Arc::new(Self {
+            inner: Arc::new(inner),
+            events: Mutex::new(Some(receiver)),
+        }))
+    }
+
+    async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
+        let inner = Arc::clone(&self.inner);
+        let (tell, told) = oneshot::channel();
+        // In a task of its own: a caller that goes away must not leave half a box.
+        tokio::spawn(async move {
+            let id = spec.id.clone();
+            let started = inner.start(spec, image.as_deref()).await;
+            if let Err(Ok(_unwanted)) = tell.send(started)
+                && let Err(error) = inner.destroy(&id).await
+            {
+                tracing::error!(%id, %error, "a box that nobody waited for was not ended");
+            }
+        });
+        told.await
+            .map_err(|_| Error::internal("the task that starts the box ended early"))?
+    }
+}
+
+impl Inner {
+    pub fn box_dir(&self, id: &SandboxId) -> PathBuf {
+        self.state_dir.join(id.as_str())
+    }
+
+    pub fn held(&self, id: &SandboxId) -> Option<Arc<Live>> {
+        lock(&self.boxes).get(id).map(|held| Arc::clone(&held.live))
+    }
+
+    pub fn must_hold(&self, id: &SandboxId) -> Result<Arc<Live>> {
+        self.held(id).ok_or_else(|| Error::sandbox_not_found(id))
+    }
+
+    /// Takes a running box in and begins to watch it.
+    pub fn hold(&self, live: Arc<Live>) {
+        let watcher =
+            tokio::spawn(watch::watch(Arc::clone(&live), self.events.clone())).abort_handle();
+        lock(&self.boxes).insert(live.id.clone(), Held { live, watcher });
+    }
+
+    async fn adopt(&self, found: &LiveBox) -> Result<Adoption> {
+        if self.held(&found.id).is_some_and(|live| live.runs()) {
+            return Ok(Adoption::Alive);
+        }
+        let record = Record::parse(&found.record)?;
+        let Some(pidfd) = live::find(&record) else {
+            self.clear_record(&found.id, record).await?;
+            return Ok(Adoption::Gone);
+        };
+        let slot = lock(&self.reserved)
+            .remove(&found.id)
+            .filter(|slot| slot.number() == record.slot)
+            .or_else(|| self.slots.reclaim(record.slot));
+        if slot.is_none() {
+            tracing::warn!(id = %found.id, slot = record.slot, "the ids of the box are held twice");
+        }
+        let token = read_token(&self.box_dir(&found.id))?;
+        let live = Live::new(found.id.clone(), record, token, pidfd, slot)?;
+        self.hold(Arc::new(live));
+        Ok(Adoption::Alive)
+    }
+
+    pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let Some(live) = self.held(id) else {
+            return self.clear_unheld(id).await.map(drop);
+        };
+        live.begin_end();
+        {
+            let live = Arc::clone(&live);
+            blocking(move || live.kill().map_err(Error::from)).await?;
+        }
+        timeout(END_DEADLINE, live.ended())
+            .await
+            .map_err(|_| {
+                Error::new(Code::DeadlineExceeded, format!("box {id} does not die"))
+                    .hint("a process of it hangs in the kernel; look at /proc/PID/stack")
+            })?
+            .doing("waiting for the box to end")?;
+        let cgroups = live.record.cgroups.clone();
+        let directory = self.box_dir(id);
+        let control = live.record.control.clone();
+        drop(live);
+        blocking(move || {
+            // Stragglers that were made while the rest was killed.
+            cgroups.kill_all();
+            cgroups.remove(END_DEADLINE)?;
+            // With a long state directory it is elsewhere.
+            let _gone = std::fs::remove_file(control);
+            remove_dir(&directory)
+        })
+        .await?;
+        lock(&self.boxes).remove(id);
+        Ok(())
+    }
+
+    async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
+        let live = self.must_hold(id)?;
+        if !live.runs() {
+            return Err(Error::conflict(format!("box {id} has ended")));
+        }
+        let (cgroups, outer) = (live.record.cgroups.clone(), host_limits(limits));
+        blocking(move || {
+            cgroups.set_limits(&outer).map_err(|failure| {
+                let busy = failure.source.kind() == io::ErrorKind::ResourceBusy;
+                let error = Error::from(failure);
+                if busy {
+                    Error::conflict(error.message).hint("the box uses more memory than that now")
+                } else {
+                    error
+                }
+            })
+        })
+        .await?;
+        start::set_inner_limits(&live, limits, LIMITS_DEADLINE).await
+    }
+
+    async fn usage(&self, id: &SandboxId) -> Result<Usage> {
+        let live = self.must_hold(id)?;
+        let cgroups = live.record.cgroups.clone();
+        let mut usage = blocking(move || cgroups.usage().map_err(Error::from)).await?;
+        // Tasks of the host say little about processes of the box.
+        match control::processes(&live.record.control, id.as_str()).await {
+            Ok(count) => usage.pids = count,
+            Err(error) => tracing::debug!(%id, %error, "the box does not count its processes"),
+        }
+        Ok(usage)
+    }
+}
+
+#[async_trait]
+impl Ward for GvisorWard {
+    fn level(&self) -> Isolation {
+        Isolation::Gvisor
+    }
+
+    async fn check(&self) -> Vec<Check> {
+        checks::all(self.inner.runsc.as_deref()).await
+    }
+
+    async fn start(&self, spec: BoxSpec) -> Result<LiveBox> {
+        self.start_from(spec, None).await
+    }
+
+    async fn adopt(&self, live: &LiveBox) -> Result<Adoption> {
+        self.inner.adopt(live).await
+    }
+
+    async fn connect(&self, id: &SandboxId) -> Result<Channel> {
+        let live = self.inner.must_hold(id)?;
+        Ok(Box::new(start::connect(&live).await?))
+    }
+
+    async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
+        self.inner.set_limits(id, limits).await
+    }
+
+    async fn usage(&self, id: &SandboxId) -> Result<Usage> {
+        self.inner.usage(id).await
+    }
+
+    async fn netns(&self, id: &SandboxId) -> Result<OwnedFd> {
+        let live = self.inner.must_hold(id)?;
+        live.netns()
+            .try_clone()
+            .doing("keeping the network namespace of the box")
+            .map_err(Error::from)
+    }
+
+    async fn freeze(&self, id: &SandboxId) -> Result<()> {
+        self.inner.freeze(id).await
+    }
+
+    async fn thaw(&self, id: &SandboxId) -> Result<()> {
+        self.inner.thaw(id).await
+    }
+
+    async fn engine(&self) -> Result<Engine> {
+        self.inner.engine().await
+    }
+
+    async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
+        self.inner.save(id, image).await
+    }
+
+    async fn restore(&self, spec: BoxSpec, image: &Path) -> Result<LiveBox> {
+        self.start_from(spec, Some(image.to_owned())).await
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        let id = id.clone();
+        // In a task of its own: once begun it goes to the end.
+        tokio::spawn(async move { inner.destroy(&id).await })
+            .await
+            .map_err(|error| Error::internal(format!("ending the box: {error}")))?
+    }
+
+    async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
+        self.inner.sweep(known).await
+    }
+
+    fn events(&self) -> Option<mpsc::Receiver<WardEvent>> {
+        lock(&self.events).take()
+    }
+}
+
+/// The ids of every box that has a directory here.
+fn reserved(state_dir: &Path, slots: &Arc<Slots>) -> HashMap<SandboxId, Slot> {
+    box_dirs(state_dir)
+        .into_iter()
+        .filter_map(|(id, directory)| {
+            let slot = slots.reclaim(Note::read(&directory)?.slot)?;
+            Some((id, slot))
+        })
+        .collect()
+}

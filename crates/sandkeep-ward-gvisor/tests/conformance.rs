@@ -1,0 +1,10 @@
+//! The gVisor ward keeps the contract.
+
+mod common;
+
+sandkeep_ward::conformance_tests! {
+    match common::bench() {
+        Some(bench) => bench,
+        None => return,
+    }
+}

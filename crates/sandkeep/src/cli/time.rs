@@ -1,0 +1,296 @@
+//! `pause`, `resume`, `snapshot`, `fork`, `rollback`, `timeline`, `points`, `diff`.
+
+use http::Method;
+use sandkeep_model::{Error, Result, human_bytes};
+use serde_json::{Value, json};
+
+use super::{
+    client::Client,
+    output::{Output, clean},
+    race,
+};
+use crate::time_args::{PointsCommand, TimeCommand};
+
+pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyhow::Result<u8> {
+    match command {
+        TimeCommand::Pause {
+            sandbox,
+            files_only,
+        } => {
+            let body = json!({ "memory": !files_only });
+            let view = post(client, &sandbox, "pause", &body).await?;
+            show(output, &view, &paused(&view))
+        }
+        TimeCommand::Resume {
+            sandbox,
+            timeout,
+            cold,
+        } => {
+            let mut body = json!({ "memory": !cold });
+            if let Some(span) = timeout {
+                body["timeout_seconds"] = match span.seconds() {
+                    Some(seconds) => seconds.into(),
+                    None => "never".into(),
+                };
+            }
+            let view = post(client, &sandbox, "resume", &body).await?;
+            show(output, &view, text(&view, "id"))
+        }
+        TimeCommand::Snapshot {
+            sandbox,
+            name,
+            tag,
+            files_only,
+        } => {
+            let mut body = json!({ "name": name, "tags": tag });
+            if files_only {
+                body["memory"] = false.into();
+            }
+            let view = post(client, &sandbox, "points", &body).await?;
+            show(output, &view, text(&view, "id"))
+        }
+        TimeCommand::Fork { sandbox, count, at } => {
+            let body = json!({ "count": count, "at": at });
+            let view = post(client, &sandbox, "fork", &body).await?;
+            forks(output, &view)
+        }
+        TimeCommand::Rollback { sandbox, to } => {
+            let view = post(client, &sandbox, "rollback", &json!({ "to": to })).await?;
+            show(output, &view, text(&view, "id"))
+        }
+        TimeCommand::Timeline { sandbox } => timeline(client, output, &sandbox).await,
+        TimeCommand::Points(PointsCommand::Ls) => points(client, output).await,
+        TimeCommand::Points(PointsCommand::Rm { points }) => {
+            for point in points {
+                let request = client.request(Method::DELETE, &["points", &point])?;
+                client.json(request).await?;
+            }
+            Ok(0)
+        }
+        TimeCommand::Diff {
+            before,
+            after,
+            text,
+        } => diff(client, output, &before, &after, text).await,
+        TimeCommand::Race(args) => race::race(client, output, args).await,
+    }
+}
+
+pub async fn post(client: &Client, sandbox: &str, what: &str, body: &Value) -> Result<Value> {
+    let id = client.find(sandbox).await?;
+    let request = client
+        .request(Method::POST, &["sandboxes", &id, what])?
+        .json(body);
+    client.json(request).await
+}
+
+fn show(output: Output, view: &Value, line: &str) -> anyhow::Result<u8> {
+    if output.json {
+        output.json(view)?;
+    } else {
+        output.line(&clean(line))?;
+    }
+    Ok(0)
+}
+
+fn text<'a>(item: &'a Value, name: &str) -> &'a str {
+    item[name].as_str().unwrap_or_default()
+}
+
+fn paused(view: &Value) -> String {
+    let words = match text(&view["pause"], "mode") {
+        "disk" => "paused, with its memory on the disk",
+        "ram" => "frozen in memory",
+        "filesystem" => "paused, its files are kept",
+        _ => "paused",
+    };
+    let id = text(view, "id");
+    match view["pause"]["why"].as_str() {
+        Some(why) => format!("{id} {words}: {why}"),
+        None => format!("{id} {words}"),
+    }
+}
+
+/// Exit code 1 when not all were made.
+fn forks(output: Output, view: &Value) -> anyhow::Result<u8> {
+    if output.json {
+        output.json(view)?;
+    }
+    let mut failed = None;
+    for fork in view["forks"].as_array().into_iter().flatten() {
+        match fork["sandbox"]["id"].as_str() {
+            Some(id) if !output.json => output.line(&clean(id))?,
+            Some(_) => {}
+            None => failed = fork["error"]["message"].as_str().map(clean),
+        }
+    }
+    match failed {
+        None => Ok(0),
+        Some(why) => Err(Error::internal(format!("not all forks were made: {why}")).into()),
+    }
+}
+
+async fn timeline(client: &Client, output: Output, sandbox: &str) -> anyhow::Result<u8> {
+    let id = client.find(sandbox).await?;
+    let answer = client.get(&["sandboxes", &id, "points"]).await?;
+    if output.json {
+        output.json(&answer)?;
+        return Ok(0);
+    }
+    let points = answer["points"].as_array().cloned().unwrap_or_default();
+    let view = client.get(&["sandboxes", &id]).await?;
+    for line in tree(&points, view["point"].as_str()) {
+        output.line(&line)?;
+    }
+    Ok(0)
+}
+
+/// One line per point, children below and to the right of their parents.
+fn tree(points: &[Value], head: Option<&str>) -> Vec<String> {
+    let known = |id: &str| points.iter().any(|point| text(point, "id") == id);
+    let mut lines = Vec::new();
+    // Those whose parents are elsewhere or gone are roots; the newest is drawn first.
+    let mut stack: Vec<(&Value, usize)> = points
+        .iter()
+        .filter(|point| !known(text(point, "parent")))
+        .map(|point| (point, 0))
+        .collect();
+    while let Some((point, depth)) = stack.pop() {
+        let id = text(point, "id");
+        let mark = if head == Some(id) { "*" } else { "o" };
+        let mut line = format!(
+            "{}{mark} {id}  {}",
+            "  ".repeat(depth),
+            text(point, "created_at")
+        );
+        if let Some(name) = point["name"].as_str() {
+            line.push_str(&format!("  {name}"));
+        }
+        let what = if point["memory"] == true {
+            "memory"
+        } else {
+            "files"
+        };
+        let bytes = human_bytes(point["bytes"].as_u64().unwrap_or_default());
+        line.push_str(&format!("  {what}, {bytes}"));
+        lines.push(clean(&line));
+        // A tree as deep as this is no picture any more, and a ring can not be drawn.
+        if lines.len() <= points.len() {
+            let children = points.iter().filter(|child| text(child, "parent") == id);
+            stack.extend(children.map(|child| (child, depth + 1)));
+        }
+    }
+    lines
+}
+
+async fn points(client: &Client, output: Output) -> anyhow::Result<u8> {
+    let answer = client.get(&["points"]).await?;
+    let points = answer["points"].as_array().cloned().unwrap_or_default();
+    if output.json {
+        output.json(&points)?;
+        return Ok(0);
+    }
+    let rows: Vec<Vec<String>> = points
+        .iter()
+        .map(|point| {
+            vec![
+                text(point, "id").to_owned(),
+                text(point, "sandbox_id").to_owned(),
+                text(point, "name").to_owned(),
+                if point["memory"] == true {
+                    "memory"
+                } else {
+                    "files"
+                }
+                .to_owned(),
+                human_bytes(point["bytes"].as_u64().unwrap_or_default()),
+                text(point, "created_at").to_owned(),
+            ]
+        })
+        .collect();
+    output.table(&["ID", "BOX", "NAME", "KEEPS", "SIZE", "CREATED"], &rows)?;
+    Ok(0)
+}
+
+async fn diff(
+    client: &Client,
+    output: Output,
+    before: &str,
+    after: &str,
+    with_text: bool,
+) -> anyhow::Result<u8> {
+    let request = client
+        .request(Method::GET, &["points", before, "diff", after])?
+        .query(&[("text", with_text)]);
+    let answer = client.json(request).await?;
+    if output.json {
+        output.json(&answer)?;
+        return Ok(0);
+    }
+    for change in answer["changes"].as_array().into_iter().flatten() {
+        if let Some(text) = change["text"].as_str() {
+            for line in text.lines() {
+                output.line(&clean(&line.replace('\t', "    ")))?;
+            }
+            continue;
+        }
+        output.line(&clean(&changed(change)))?;
+    }
+    if answer["cut"] == true {
+        output.line("… and more")?;
+    }
+    Ok(0)
+}
+
+fn changed(change: &Value) -> String {
+    let size = |name: &str| change[name].as_u64().map(human_bytes);
+    let (mark, sizes) = match (size("bytes_before"), size("bytes_after")) {
+        (None, after) => ("+", after.unwrap_or_default()),
+        (before, None) => ("-", before.unwrap_or_default()),
+        (Some(before), Some(after)) => ("~", format!("{before} -> {after}")),
+    };
+    format!("{mark} {}  {sizes}", text(change, "path"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeline_is_a_tree_with_a_mark_where_the_box_is() {
+        let point = |id: &str, parent: Option<&str>| json!({"id": id, "parent": parent, "created_at": "t", "bytes": 0, "memory": false});
+        let points = [
+            point("p1", None),
+            point("p2", Some("p1")),
+            point("p3", Some("p1")),
+            point("p4", Some("gone")),
+        ];
+        let lines = tree(&points, Some("p2"));
+        assert_eq!(
+            lines,
+            [
+                "o p4  t  files, 0 B",
+                "o p1  t  files, 0 B",
+                "  o p3  t  files, 0 B",
+                "  * p2  t  files, 0 B",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_ring_of_parents_ends() {
+        let ring = [
+            json!({"id": "a", "parent": "b"}),
+            json!({"id": "b", "parent": "a"}),
+        ];
+        assert!(tree(&ring, None).len() <= 3);
+    }
+
+    #[test]
+    fn changes_say_what_became_of_the_size() {
+        let change = json!({"path": "/a", "bytes_before": 1, "bytes_after": 2048});
+        assert_eq!(changed(&change), "~ /a  1 B -> 2.0 KiB");
+        let added = json!({"path": "/b", "bytes_before": null, "bytes_after": 5});
+        assert_eq!(changed(&added), "+ /b  5 B");
+    }
+}

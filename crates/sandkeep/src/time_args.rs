@@ -1,0 +1,124 @@
+//! The command line about time.
+
+use clap::{Args, Subcommand};
+
+use crate::quantity::Span;
+
+const RACE_EXAMPLES: &str = "\
+Examples:
+  sandkeep race i4f9 -n 3 -- ./try.sh      three copies run it; the first to succeed stays
+  sandkeep race --keep i4f9 -n 5 -- make   all copies stay, to be looked at
+
+The first copy whose command ends with 0 wins: the box becomes what that copy is (its files).
+The exit code is 0 when there was a winner.";
+
+#[derive(Debug, Subcommand)]
+pub enum TimeCommand {
+    /// Put a box to rest, with its processes where this level can
+    Pause {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+        /// Keep the files only; processes end
+        #[arg(long)]
+        files_only: bool,
+    },
+    /// Wake a paused box
+    Resume {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+        /// When it ends by itself [default: the time it was made with]
+        #[arg(long, value_name = "SPAN")]
+        timeout: Option<Span>,
+        /// Start cold from its files
+        #[arg(long)]
+        cold: bool,
+    },
+    /// Keep what a box is now; prints the id of the point
+    Snapshot {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+        /// A name for it
+        #[arg(long)]
+        name: Option<String>,
+        /// A tag; may be repeated
+        #[arg(long)]
+        tag: Vec<String>,
+        /// Files only, even where memory could be kept
+        #[arg(long)]
+        files_only: bool,
+    },
+    /// Make copies of a box; prints their ids
+    Fork {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+        /// How many
+        #[arg(short = 'n', long, default_value_t = 1)]
+        count: u32,
+        /// As it was at this point, by id or name
+        #[arg(long, value_name = "POINT")]
+        at: Option<String>,
+    },
+    /// Make a box what it was at a point; what it is now is given up
+    Rollback {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+        /// Id or name of the point
+        #[arg(value_name = "POINT")]
+        to: String,
+    },
+    /// Draw the points of a box as a tree
+    Timeline {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+    },
+    /// Points: list and delete
+    #[command(subcommand)]
+    Points(PointsCommand),
+    /// Files that changed from one point to another
+    Diff {
+        /// Id of the point before
+        before: String,
+        /// Id of the point after
+        after: String,
+        /// Show what changed in text files
+        #[arg(long)]
+        text: bool,
+    },
+    /// Try a command in copies of a box, and keep the one that wins
+    #[command(after_help = RACE_EXAMPLES)]
+    Race(RaceArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PointsCommand {
+    /// List all points
+    Ls,
+    /// Delete points; what was made from them stays
+    Rm {
+        /// Ids of the points
+        #[arg(value_name = "POINT", required = true)]
+        points: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct RaceArgs {
+    /// Id of the box, or the beginning of it
+    #[arg(value_name = "BOX")]
+    pub sandbox: String,
+    /// How many copies
+    #[arg(short = 'n', long, default_value_t = 3)]
+    pub count: u32,
+    /// Keep all copies and leave the box as it is
+    #[arg(long)]
+    pub keep: bool,
+    /// The program and its arguments, after --
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
