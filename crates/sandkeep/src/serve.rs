@@ -87,8 +87,9 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     let (last_call, stopping) = watch::channel(false);
     let follower = tokio::spawn(follow(keeper.clone(), audit.clone(), stopping));
     let key_age = config.identity.key_age;
-    let records = tokio::spawn(async move {
-        tokio::join!(witness.sum_up(), identities.upkeep(key_age));
+    let records = tokio::spawn({
+        let witness = Arc::clone(&witness);
+        async move { tokio::join!(witness.sum_up(), identities.upkeep(key_age)) }
     });
     let sweep = tokio::spawn(secrets::sweep(Arc::clone(&secrets), keeper.clone()));
     let upkeep = tokio::spawn({
@@ -152,6 +153,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     upkeep.abort();
     sweep.abort();
     records.abort();
+    witness.finish();
     last_call.send_replace(true);
     // Nothing is left to do about a follower that broke.
     let _ = follower.await;

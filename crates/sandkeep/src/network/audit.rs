@@ -70,6 +70,11 @@ impl Witness {
         }
     }
 
+    /// The server stops: nothing stays only counted.
+    pub fn finish(&self) {
+        self.sum_before(i64::MAX);
+    }
+
     fn sum_before(&self, second: i64) {
         self.tallies().retain(|id, tally| {
             if tally.second >= second {
@@ -214,7 +219,7 @@ mod tests {
         }
         witness.refused(&quiet, &denial(Via::Dns, 5_000));
         witness.sum_before(6);
-        witness.sum_before(6);
+        witness.finish();
         let found = written(&witness).await;
         let of = |name: &str| found.iter().filter(|r| r.action.name() == name).count();
         assert_eq!(of("connection_denied"), DENIALS_PER_SECOND as usize);
