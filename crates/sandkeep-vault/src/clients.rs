@@ -57,14 +57,18 @@ impl Clients {
         }
         for key in PIP_KEYS {
             let name = format!("PIP_{}", key.replace('-', "_").to_uppercase());
-            set(&mut pip, key, &variable(&name).unwrap_or_default());
+            if let Some(value) = variable(&name) {
+                set(&mut pip, key, &value);
+            }
         }
         let mut npm = Settings::new();
         for text in texts(&NPM_FILES, &NPM_HOME_FILES) {
             take(&mut npm, &text, names_a_registry);
         }
         for name in ["npm_config_registry", "NPM_CONFIG_REGISTRY"] {
-            set(&mut npm, "registry", &variable(name).unwrap_or_default());
+            if let Some(value) = variable(name) {
+                set(&mut npm, "registry", &value);
+            }
         }
         Self {
             pip,
