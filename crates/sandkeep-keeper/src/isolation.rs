@@ -74,7 +74,8 @@ impl Levels {
             IsolationWish::Auto => self
                 .wards
                 .iter()
-                .find(|ward| self.usable(ward.level()))
+                .find(|ward| ward.suits_everything() && self.usable(ward.level()))
+                .or_else(|| self.wards.iter().find(|ward| self.usable(ward.level())))
                 .cloned()
                 .ok_or_else(|| self.none_usable()),
             IsolationWish::Level(level) => {

@@ -17,6 +17,7 @@ mod save;
 mod spec;
 mod stage;
 mod start;
+mod stream;
 mod sweep;
 mod ward;
 mod watch;

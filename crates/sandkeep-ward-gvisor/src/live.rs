@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
+use tokio_util::sync::CancellationToken;
 
 #[derive(Debug)]
 pub struct Live {
@@ -30,6 +31,8 @@ pub struct Live {
     ending: AtomicBool,
     /// Whether its kernel is paused; held while that changes.
     pub frozen: tokio::sync::Mutex<bool>,
+    /// Cancelled when the sandbox has ended; connections to the agent end with it.
+    pub over: CancellationToken,
 }
 
 impl Live {
@@ -55,6 +58,7 @@ impl Live {
             _slot: slot,
             ending: AtomicBool::new(false),
             frozen: tokio::sync::Mutex::new(false),
+            over: CancellationToken::new(),
         })
     }
 

@@ -9,21 +9,17 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 use sandkeep_agent_api::channel;
 use sandkeep_host::failure::{Doing as _, Failure};
 use sandkeep_model::{Error, Result};
-use sandkeep_netlink::{ACK, CREATE, EXCLUSIVE, Messages, REPLACE};
+use sandkeep_netlink::{
+    self as cable, ACK, BOX_V4, BOX_V6, CREATE, EXCLUSIVE, HOST_V4, HOST_V6, Messages, REPLACE,
+};
 use std::{
     fs, io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     os::fd::{AsFd as _, OwnedFd},
     thread,
 };
 use tokio::{net::TcpStream, sync::oneshot};
 
-/// The host's end.
-pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xa, 0, 0, 0, 0, 0, 1);
-/// The box's end.
-const BOX_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-const BOX_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xa, 0, 0, 0, 0, 0, 2);
 const BITS_V4: u8 = 24;
 const BITS_V6: u8 = 64;
 
@@ -31,8 +27,8 @@ const NEW_LINK: u16 = 16;
 const NEW_ADDRESS: u16 = 20;
 const NEW_ROUTE: u16 = 24;
 const LO: u32 = 1;
-const BOX_END: (u32, &str, [u8; 6]) = (2, "eth0", [2, 0, 10, 0, 0, 2]);
-const HOST_END: (u32, &str, [u8; 6]) = (3, "up0", [2, 0, 10, 0, 0, 1]);
+const BOX_END: (u32, &str, [u8; 6]) = (2, cable::BOX_END, [2, 0, 10, 0, 0, 2]);
+const HOST_END: (u32, &str, [u8; 6]) = (3, cable::HOST_END, [2, 0, 10, 0, 0, 1]);
 
 /// A fresh namespace, ready to be given to `runsc`.
 pub async fn make() -> Result<OwnedFd> {
@@ -121,7 +117,7 @@ fn lay_cable() -> io::Result<()> {
     fs::write("/proc/sys/net/ipv4/ip_forward", "0")?;
     let mut messages = Messages::default();
     up(&mut messages, LO);
-    cable(&mut messages);
+    lay(&mut messages);
     address(&mut messages, BOX_END.0, &BOX_V4.octets(), BITS_V4);
     up(&mut messages, BOX_END.0);
     default_route(&mut messages, BOX_END.0, &HOST_V4.octets());
@@ -148,7 +144,7 @@ fn up(messages: &mut Messages, index: u32) {
     messages.begin(NEW_LINK, ACK, &device(index, libc::IFF_UP as u32));
 }
 
-fn cable(messages: &mut Messages) {
+fn lay(messages: &mut Messages) {
     const MAC: u16 = 1;
     const NAME: u16 = 3;
     const INFO: u16 = 18;

@@ -2,14 +2,21 @@
 
 use crate::{
     control,
+    live::Live,
     runsc::{self, Runsc},
-    start::no_runsc,
+    start::{self, no_runsc},
     ward::Inner,
 };
 use sandkeep_host::{failure::Doing as _, work::blocking};
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::Engine;
-use std::{ffi::OsStr, fs, path::Path};
+use std::{ffi::OsStr, fs, path::Path, sync::Arc, time::Duration};
+
+/// In the directory of a box that is frozen, or was about to be.
+const FROZEN: &str = "frozen";
+const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
+/// A box that runs answers in this time.
+const PROBE: Duration = Duration::from_secs(5);
 
 impl Inner {
     pub(crate) async fn engine(&self) -> Result<Engine> {
@@ -47,24 +54,60 @@ impl Inner {
         let live = self.must_hold(id)?;
         let mut frozen = live.frozen.lock().await;
         // The kernel of the box counts pauses.
-        if !*frozen {
-            control::pause(&live.record.control).await?;
-            *frozen = true;
+        if *frozen {
+            return Ok(());
         }
-        Ok(())
+        // Noted first: a later server must not think that a box runs which does not.
+        let mark = self.box_dir(id).join(FROZEN);
+        fs::write(&mark, "").doing("noting that the box is frozen")?;
+        let paused = match control::pause(&live.record.control).await {
+            Ok(()) => stand_still(&live).await,
+            refused => refused,
+        };
+        match paused {
+            Ok(()) => *frozen = true,
+            Err(_) => {
+                let _gone = fs::remove_file(&mark);
+            }
+        }
+        paused
+    }
+
+    /// Whether a box found again is frozen. Between the note and the deed a server may have
+    /// died; then the agent tells.
+    pub(crate) async fn look_if_frozen(&self, live: &Live) -> Result<()> {
+        let mark = self.box_dir(&live.id).join(FROZEN);
+        if !mark.exists() {
+            return Ok(());
+        }
+        let mut frozen = live.frozen.lock().await;
+        live.record.cgroups.thaw();
+        if start::answers(live, PROBE).await {
+            fs::remove_file(&mark).doing("noting that the box runs")?;
+            return Ok(());
+        }
+        *frozen = true;
+        hold_still(live).await
     }
 
     pub(crate) async fn thaw(&self, id: &SandboxId) -> Result<()> {
         let live = self.must_hold(id)?;
         let mut frozen = live.frozen.lock().await;
+        // A kernel that is not paused does not survive being resumed.
+        if !*frozen {
+            return Ok(());
+        }
+        live.record.cgroups.thaw();
         control::resume(&live.record.control).await?;
         *frozen = false;
+        fs::remove_file(self.box_dir(id).join(FROZEN)).doing("noting that the box runs")?;
         Ok(())
     }
 
     pub(crate) async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
         let live = self.must_hold(id)?;
-        if !*live.frozen.lock().await {
+        let frozen = live.frozen.lock().await;
+        if !*frozen {
             return Err(Error::conflict(format!("box {id} is not frozen")).hint("freeze it first"));
         }
         let runsc = Runsc {
@@ -80,10 +123,28 @@ impl Inner {
             OsStr::new("-image-path"),
             image.as_os_str(),
         ];
-        runsc.call(&words).await?;
+        // Its tasks stay paused; the sandbox itself has work to do.
+        live.record.cgroups.thaw();
+        let written = runsc.call(&words).await;
+        hold_still(&live).await?;
+        written?;
         let image = image.to_owned();
         blocking(move || sync_dir(&image)).await
     }
+}
+
+/// Pausing stops the tasks of the box; its kernel would go on to look at its clocks.
+async fn stand_still(live: &Arc<Live>) -> Result<()> {
+    let held = hold_still(live).await;
+    if held.is_err() {
+        control::resume(&live.record.control).await?;
+    }
+    held
+}
+
+async fn hold_still(live: &Live) -> Result<()> {
+    let cgroups = live.record.cgroups.clone();
+    blocking(move || cgroups.freeze(FREEZE_DEADLINE).map_err(Error::from)).await
 }
 
 /// Every file and the directory itself are on disk when this returns.

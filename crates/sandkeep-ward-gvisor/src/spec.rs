@@ -1,6 +1,6 @@
 //! The bundle: what `runsc` is told about a box, in the words of the OCI.
 
-use crate::{network, stage};
+use crate::stage;
 use sandkeep_host::slots::IDS_PER_BOX;
 use sandkeep_model::Limits;
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ pub fn config(words: &Words<'_>) -> Value {
         "root": { "path": stage::ROOT, "readonly": false },
         "process": {
             "user": { "uid": 0, "gid": 0 },
-            "args": [AGENT, "--network", network::HOST_V4.to_string()],
+            "args": [AGENT, "--network", sandkeep_netlink::HOST_V4.to_string()],
             "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
             "cwd": "/",
             "capabilities": {

@@ -8,6 +8,7 @@ use crate::{
     runsc::{self, Runsc},
     spec::{self, Words, host_limits},
     stage::Stage,
+    stream::BoxStream,
     ward::Inner,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -32,7 +33,6 @@ use std::{
 };
 use tokio::{
     io::AsyncWriteExt as _,
-    net::TcpStream,
     time::{Instant, sleep, timeout},
 };
 
@@ -220,12 +220,12 @@ fn token_pipe(token: &Secret) -> Result<OwnedFd> {
 }
 
 /// A connection on which the agent listens to us.
-pub(crate) async fn connect(live: &Live) -> Result<TcpStream> {
+pub(crate) async fn connect(live: &Live) -> Result<BoxStream> {
     let dialled = async {
         let mut stream = network::dial(live.netns()).await?;
         let line = format!("{}\n", live.token.expose());
         stream.write_all(line.as_bytes()).await?;
-        Ok(stream)
+        Ok(BoxStream::new(stream, live.over.clone()))
     };
     timeout(CONNECT_DEADLINE, dialled)
         .await
@@ -242,6 +242,15 @@ pub(crate) async fn connect(live: &Live) -> Result<TcpStream> {
         })
 }
 
+/// Whether the agent answers within `wait`.
+pub(crate) async fn answers(live: &Live, wait: Duration) -> bool {
+    let asked = async {
+        let mut agent = Agent::over(connect(live).await?).await?;
+        agent.health().await
+    };
+    matches!(timeout(wait, asked).await, Ok(Ok(())))
+}
+
 /// Limits that only the kernel of the box can hold. Also waits for the agent.
 pub(crate) async fn set_inner_limits(live: &Live, limits: &Limits, wait: Duration) -> Result<()> {
     let request = LimitsRequest {
@@ -256,8 +265,9 @@ pub(crate) async fn set_inner_limits(live: &Live, limits: &Limits, wait: Duratio
         };
         match timeout(CONNECT_DEADLINE * 2, attempt).await {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) if !live.runs() || Instant::now() >= until => return Err(error),
-            Err(_) if !live.runs() || Instant::now() >= until => {
+            _ if !live.runs() => return Err(ended_early(live)),
+            Ok(Err(error)) if Instant::now() >= until => return Err(error),
+            Err(_) if Instant::now() >= until => {
                 return Err(Error::new(
                     Code::BoxUnreachable,
                     format!("the agent of box {} does not answer", live.id),
@@ -266,4 +276,18 @@ pub(crate) async fn set_inner_limits(live: &Live, limits: &Limits, wait: Duratio
             _ => sleep(AGENT_PAUSE).await,
         }
     }
+}
+
+fn ended_early(live: &Live) -> Error {
+    if live.record.cgroups.oom_kills().is_ok_and(|kills| kills > 0) {
+        return Error::new(
+            Code::ResourceExhausted,
+            format!("box {} has too little memory to start", live.id),
+        )
+        .hint("give it more: limits.memory_mib");
+    }
+    Error::new(
+        Code::BoxUnreachable,
+        format!("box {} ended before its agent answered", live.id),
+    )
 }

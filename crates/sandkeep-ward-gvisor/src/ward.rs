@@ -170,6 +170,7 @@ impl Inner {
         }
         let token = read_token(&self.box_dir(&found.id))?;
         let live = Live::new(found.id.clone(), record, token, pidfd, slot)?;
+        self.look_if_frozen(&live).await?;
         self.hold(Arc::new(live));
         Ok(Adoption::Alive)
     }
@@ -190,6 +191,7 @@ impl Inner {
                     .hint("a process of it hangs in the kernel; look at /proc/PID/stack")
             })?
             .doing("waiting for the box to end")?;
+        live.over.cancel();
         let cgroups = live.record.cgroups.clone();
         let directory = self.box_dir(id);
         let control = live.record.control.clone();
@@ -225,6 +227,9 @@ impl Inner {
             })
         })
         .await?;
+        if *live.frozen.lock().await {
+            return Err(Error::conflict(format!("box {id} is frozen")).hint("resume it first"));
+        }
         start::set_inner_limits(&live, limits, LIMITS_DEADLINE).await
     }
 
@@ -232,7 +237,12 @@ impl Inner {
         let live = self.must_hold(id)?;
         let cgroups = live.record.cgroups.clone();
         let mut usage = blocking(move || cgroups.usage().map_err(Error::from)).await?;
-        // Tasks of the host say little about processes of the box.
+        // Tasks of the host say little about processes of the box; a box that stands still does
+        // not answer.
+        let frozen = live.frozen.try_lock();
+        if !matches!(frozen, Ok(frozen) if !*frozen) {
+            return Ok(usage);
+        }
         match control::processes(&live.record.control, id.as_str()).await {
             Ok(count) => usage.pids = count,
             Err(error) => tracing::debug!(%id, %error, "the box does not count its processes"),
@@ -245,6 +255,11 @@ impl Inner {
 impl Ward for GvisorWard {
     fn level(&self) -> Isolation {
         Isolation::Gvisor
+    }
+
+    /// Programs do not get the rights of their owner here (setuid), so `sudo` does not work.
+    fn suits_everything(&self) -> bool {
+        false
     }
 
     async fn check(&self) -> Vec<Check> {

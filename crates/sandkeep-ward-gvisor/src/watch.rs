@@ -34,6 +34,7 @@ pub async fn watch(live: Arc<Live>, events: Sender<WardEvent>) {
             }
             None => continue,
         };
+        live.over.cancel();
         if let Err(error) = ended {
             tracing::error!(id = %live.id, %error, "the box can not be watched any more");
         } else if !live.is_ending() {

@@ -62,6 +62,11 @@ pub struct Engine {
 pub trait Ward: Send + Sync + 'static {
     fn level(&self) -> Isolation;
 
+    /// Whether whatever runs on a plain host runs here, too: `auto` only picks such levels.
+    fn suits_everything(&self) -> bool {
+        true
+    }
+
     /// Looks at the host. Any [`crate::Verdict::Missing`] means that [`Ward::start`] would fail.
     async fn check(&self) -> Vec<Check>;
 
@@ -81,7 +86,9 @@ pub trait Ward: Send + Sync + 'static {
     /// What the box uses, read outside of it. `disk_bytes` is left at zero: the vault knows it.
     async fn usage(&self, id: &SandboxId) -> Result<Usage>;
 
-    /// The box's network namespace: owned by the host, nothing but a loopback device in it.
+    /// The box's network namespace: owned by the host, without a way out. Boxes that use the
+    /// host's network stack have nothing but a loopback device in it; of those with a stack of
+    /// their own, it holds the host's end of the cable to them, named as `sandkeep-netlink` says.
     async fn netns(&self, id: &SandboxId) -> Result<OwnedFd>;
 
     /// Stops every process of the box where it is; its memory stays. Freezing a frozen box is

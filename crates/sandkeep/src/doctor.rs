@@ -34,7 +34,7 @@ struct Level {
 pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
     let config = Config::load(args.place.settings(), None)?;
     // Looking at files and tools blocks for moments only, and nothing else runs here.
-    let mut report = examine(&config);
+    let mut report = examine(&config, sandkeep_ward_gvisor::check_host(None).await);
     report.host.push(network::check().await);
     if output.json {
         output.json(&report)?;
@@ -44,7 +44,7 @@ pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
     Ok(u8::from(!report.ready))
 }
 
-fn examine(config: &Config) -> Report {
+fn examine(config: &Config, gvisor: Vec<Check>) -> Report {
     let mut seen = HashSet::new();
     let host = once(&mut seen, host_checks(config));
     let container = once(
@@ -52,13 +52,18 @@ fn examine(config: &Config) -> Report {
         sandkeep_ward_container::check_host(existing(&config.state)),
     );
     let usable = fine(&container);
+    let gvisor = Level {
+        level: Isolation::Gvisor,
+        usable: fine(&gvisor),
+        checks: once(&mut seen, gvisor),
+    };
     let levels = vec![
         Level {
             level: Isolation::Container,
             usable,
             checks: container,
         },
-        not_built(Isolation::Gvisor),
+        gvisor,
         not_built(Isolation::Microvm),
     ];
     Report {
@@ -234,7 +239,12 @@ mod tests {
             state: Some("/nonexistent/sandkeep".into()),
             ..Settings::default()
         };
-        let report = examine(&Config::load(settings, None).unwrap());
+        let gvisor = vec![
+            Check::missing("runsc", "not installed", "install it"),
+            Check::ok("root", "the server runs as root"),
+        ];
+        let report = examine(&Config::load(settings, None).unwrap(), gvisor);
+        assert!(!report.levels[1].usable, "{report:?}");
         let all: Vec<&Check> = report
             .host
             .iter()

@@ -21,6 +21,7 @@ use sandkeep_store::Store;
 use sandkeep_vault::Vault;
 use sandkeep_ward::Ward;
 use sandkeep_ward_container::{ContainerWard, ContainerWardConfig};
+use sandkeep_ward_gvisor::{GvisorWard, GvisorWardConfig};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -203,8 +204,13 @@ async fn open_keeper(
     };
     let profiles = Profiles::open(&config.state.join("profiles"), Some(base.path))?;
     let store = Store::open(config.state.join("ledger.db")).await?;
-    let ward = ContainerWard::new(container_config(state.path(), state.install_agent()?))?;
-    let wards: Vec<Arc<dyn Ward>> = vec![ward];
+    let agent = state.install_agent()?;
+    let container = ContainerWard::new(container_config(state.path(), agent.clone()))?;
+    let gvisor = GvisorWard::new(GvisorWardConfig::new(
+        state.path().join("ward-gvisor"),
+        agent,
+    ))?;
+    let wards: Vec<Arc<dyn Ward>> = vec![container, gvisor];
     let keeper = KeeperConfig {
         network: network(&config.network, &profiles, parts).await?,
         ..config.keeper.clone()

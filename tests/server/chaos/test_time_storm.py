@@ -12,15 +12,18 @@ from sandkeep_server import Refused, Server
 
 
 @pytest.fixture
-def own_server():
-    server = Server("--pool-size", "0").start()
-    yield server
-    if server.process and server.process.poll() is not None:
-        server.start()
-    server.end_boxes()
-    for point in server.json("GET", "/v1/points")["points"]:
-        server.json("DELETE", f"/v1/points/{point['id']}")
+def own_server(server):
+    """In place of the one of the whole run."""
     server.stop()
+    own = Server("--pool-size", "0", state=server.state).start()
+    yield own
+    if own.process and own.process.poll() is not None:
+        own.start()
+    own.end_boxes()
+    for point in own.json("GET", "/v1/points")["points"]:
+        own.json("DELETE", f"/v1/points/{point['id']}")
+    own.stop()
+    server.start()
 
 
 def again(server):

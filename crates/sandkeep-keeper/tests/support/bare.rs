@@ -150,6 +150,15 @@ impl BareWard {
             .collect()
     }
 
+    /// Ends what a test left running.
+    pub fn end_all(&self) {
+        for (_, pid) in self.recorded() {
+            if let Some(pid) = Pid::from_raw(pid) {
+                let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+            }
+        }
+    }
+
     pub async fn say(&self, event: WardEvent) {
         self.tell.send(event).await.unwrap();
     }

@@ -106,7 +106,8 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Lazily, because a failed test may leave an agent with its feet in it.
+        self.ward.end_all();
+        // Lazily, because one of those may still have its feet in it.
         let _ = std::process::Command::new("umount")
             .arg("--lazy")
             .arg(&self.pool)

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod rules;
+mod uplink;
 
 use sandkeep_netlink as netlink;
 
@@ -63,24 +64,56 @@ fn enter(namespace: &OwnedFd) -> Result<()> {
 }
 
 fn build_here() -> Result<Listeners> {
+    if uplink::is_here() {
+        return build_uplink();
+    }
     let v6 = addresses::set_up().map_err(|error| {
         Error::host_not_ready(format!("the box's addresses could not be set: {error}"))
     })?;
-    let (port, listeners) = listen(v6).map_err(|error| {
-        Error::host_not_ready(format!("the moat can not listen in the box: {error}"))
-    })?;
-    rules::install(port).map_err(|error| {
-        Error::host_not_ready(format!("the packet rules of the moat were refused: {error}"))
-            .hint("the kernel needs nf_tables with inet, nat, redirect and reject; without them boxes have no network")
-    })?;
+    // A redirected packet goes to loopback, and its answer must come from there: sockets on any
+    // address would answer from the wrong one.
+    let mut at = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
+    if v6 {
+        at.push(Ipv6Addr::LOCALHOST.into());
+    }
+    let (port, listeners) = listen(&at).map_err(no_listeners)?;
+    rules::install(port).map_err(no_rules)?;
     Ok(listeners)
 }
 
+/// For a box with a network stack of its own.
+fn build_uplink() -> Result<Listeners> {
+    let mut at = uplink::addresses();
+    let (port, listeners) = listen(&at)
+        .or_else(|error| match error.kind() {
+            // A host without IPv6.
+            io::ErrorKind::AddrNotAvailable => {
+                at.retain(IpAddr::is_ipv4);
+                listen(&at)
+            }
+            _ => Err(error),
+        })
+        .map_err(no_listeners)?;
+    uplink::install(port).map_err(no_rules)?;
+    Ok(listeners)
+}
+
+#[allow(clippy::needless_pass_by_value)] // for map_err
+fn no_listeners(error: io::Error) -> Error {
+    Error::host_not_ready(format!("the moat can not listen in the box: {error}"))
+}
+
+#[allow(clippy::needless_pass_by_value)] // for map_err
+fn no_rules(error: io::Error) -> Error {
+    Error::host_not_ready(format!("the packet rules of the moat were refused: {error}"))
+        .hint("the kernel needs nf_tables with inet, nat, redirect and reject; without them boxes have no network")
+}
+
 /// A program of the box may hold a port, on purpose or not: take the next one.
-fn listen(v6: bool) -> io::Result<(u16, Listeners)> {
+fn listen(at: &[IpAddr]) -> io::Result<(u16, Listeners)> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for port in FIRST_PORT..FIRST_PORT + PORTS_TRIED {
-        match listen_on(port, v6) {
+        match listen_on(port, at) {
             Ok(listeners) => return Ok((port, listeners)),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
             Err(error) => return Err(error),
@@ -89,19 +122,13 @@ fn listen(v6: bool) -> io::Result<(u16, Listeners)> {
     Err(last)
 }
 
-fn listen_on(port: u16, v6: bool) -> io::Result<Listeners> {
+fn listen_on(port: u16, at: &[IpAddr]) -> io::Result<Listeners> {
     let mut listeners = Listeners {
         tcp: Vec::new(),
         udp: Vec::new(),
     };
-    // A redirected packet goes to loopback, and its answer must come from there: sockets on any
-    // address would answer from the wrong one.
-    let mut at = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
-    if v6 {
-        at.push(Ipv6Addr::LOCALHOST.into());
-    }
     for address in at {
-        let address = SocketAddr::new(address, port);
+        let address = SocketAddr::new(*address, port);
         let socket = bound(address, Type::STREAM, Protocol::TCP)?;
         socket.listen(BACKLOG)?;
         listeners.tcp.push(socket.into());

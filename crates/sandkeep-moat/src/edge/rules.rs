@@ -22,17 +22,17 @@ use super::{
 };
 
 const TABLE: &str = "sandkeep";
-const DIVERT: &str = "divert";
-const CLOSE: &str = "close";
+pub(super) const DIVERT: &str = "divert";
+pub(super) const CLOSE: &str = "close";
 
 const FAMILY_INET: u8 = 1;
-const FAMILY_V4: u8 = 2;
-const FAMILY_V6: u8 = 10;
+pub(super) const FAMILY_V4: u8 = 2;
+pub(super) const FAMILY_V6: u8 = 10;
 const SUBSYSTEM: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-const NEW_TABLE: u16 = SUBSYSTEM << 8;
-const DELETE_TABLE: u16 = SUBSYSTEM << 8 | 2;
+pub(super) const NEW_TABLE: u16 = SUBSYSTEM << 8;
+pub(super) const DELETE_TABLE: u16 = SUBSYSTEM << 8 | 2;
 const NEW_CHAIN: u16 = SUBSYSTEM << 8 | 3;
 const NEW_RULE: u16 = SUBSYSTEM << 8 | 6;
 
@@ -55,8 +55,7 @@ pub fn install(port: u16) -> io::Result<()> {
 
 fn batch(port: u16) -> Messages {
     let mut messages = Messages::default();
-    let boundary = [0, 0, 0, u8::try_from(SUBSYSTEM).expect("it is ten")];
-    messages.begin(BATCH_BEGIN, 0, &boundary);
+    begin(&mut messages);
     // Made if it is not there, so that deleting it can not fail: a transaction that is broken off
     // costs the kernel tens of milliseconds.
     table(&mut messages, NEW_TABLE, CREATE);
@@ -67,33 +66,65 @@ fn batch(port: u16) -> Messages {
     for name in [DIVERT, CLOSE] {
         own_addresses(&mut messages, name);
     }
-    rule(&mut messages, DIVERT, |m| {
+    divert_to(&mut messages, port);
+    reject_rest(&mut messages);
+    end(&mut messages);
+    messages
+}
+
+const BOUNDARY: [u8; 4] = [0, 0, 0, SUBSYSTEM as u8];
+
+pub(super) fn begin(messages: &mut Messages) {
+    messages.begin(BATCH_BEGIN, 0, &BOUNDARY);
+}
+
+pub(super) fn end(messages: &mut Messages) {
+    messages.begin(BATCH_END, 0, &BOUNDARY);
+}
+
+/// TCP and DNS go to our listeners.
+pub(super) fn divert_to(messages: &mut Messages, port: u16) {
+    rule(messages, DIVERT, |m| {
         meta_is(m, META_PROTOCOL, libc::IPPROTO_TCP as u8);
         redirect(m, port);
     });
-    rule(&mut messages, DIVERT, |m| {
+    rule(messages, DIVERT, |m| {
         meta_is(m, META_PROTOCOL, libc::IPPROTO_UDP as u8);
         payload_is(m, TRANSPORT_HEADER, 2, &53_u16.to_be_bytes());
         redirect(m, port);
     });
-    rule(&mut messages, CLOSE, reject);
-    messages.begin(BATCH_END, 0, &boundary);
-    messages
+}
+
+pub(super) fn reject_rest(messages: &mut Messages) {
+    rule(messages, CLOSE, reject);
+}
+
+/// Lets through what goes to an address that begins so.
+pub(super) fn accept_to(messages: &mut Messages, chain: &str, family: u8, at: u32, start: &[u8]) {
+    rule(messages, chain, |m| {
+        meta_is(m, META_FAMILY, family);
+        payload_is(m, NETWORK_HEADER, at, start);
+        accept(m);
+    });
 }
 
 const FIXED: [u8; 4] = [FAMILY_INET, 0, 0, 0];
 
-fn table(messages: &mut Messages, kind: u16, flags: u16) {
+pub(super) fn table(messages: &mut Messages, kind: u16, flags: u16) {
     messages.begin(kind, flags | ACK, &FIXED);
     messages.text(1, TABLE);
 }
 
 fn chain(messages: &mut Messages, name: &str, kind: &str, priority: i32) {
+    chain_at(messages, name, kind, HOOK_OUTPUT, priority);
+}
+
+pub(super) fn chain_at(messages: &mut Messages, name: &str, kind: &str, hook: u32, priority: i32) {
     messages.begin(NEW_CHAIN, CREATE | EXCLUSIVE, &FIXED);
     messages.text(1, TABLE);
     messages.text(3, name);
     messages.nested(4, |m| {
-        m.number(1, HOOK_OUTPUT);
+        m.number(1, hook);
         m.attribute(2, &priority.to_be_bytes());
     });
     messages.number(5, ACCEPT);
@@ -107,9 +138,10 @@ fn rule(messages: &mut Messages, chain: &str, expressions: impl FnOnce(&mut Mess
     messages.nested(4, expressions);
 }
 
+pub(super) const V4_DESTINATION: u32 = 16;
+pub(super) const V6_DESTINATION: u32 = 24;
+
 fn own_addresses(messages: &mut Messages, chain: &str) {
-    const V4_DESTINATION: u32 = 16;
-    const V6_DESTINATION: u32 = 24;
     let loopback_v6 = std::net::Ipv6Addr::LOCALHOST.octets();
     let (own_v4, own_v6) = (BOX_V4.octets(), BOX_V6.octets());
     for (family, at, start) in [
@@ -119,11 +151,7 @@ fn own_addresses(messages: &mut Messages, chain: &str) {
         (FAMILY_V6, V6_DESTINATION, &loopback_v6[..]),
         (FAMILY_V6, V6_DESTINATION, &own_v6[..]),
     ] {
-        rule(messages, chain, |m| {
-            meta_is(m, META_FAMILY, family);
-            payload_is(m, NETWORK_HEADER, at, start);
-            accept(m);
-        });
+        accept_to(messages, chain, family, at, start);
     }
 }
 

@@ -91,6 +91,11 @@ impl Bench for GvisorBench {
         true
     }
 
+    /// Its kernel counts forks that are under way late.
+    fn more_forks(&self) -> u32 {
+        64
+    }
+
     fn kill(&self, live: &LiveBox) {
         let record = record(live);
         lab::kill(record.pid, record.start_ticks);
@@ -113,7 +118,7 @@ pub fn spec(root: PathBuf) -> sandkeep_ward::BoxSpec {
         id,
         root,
         limits: sandkeep_model::Limits {
-            memory_mib: 256,
+            memory_mib: 512,
             pids: 100,
             ..sandkeep_model::Limits::default()
         },

@@ -23,6 +23,11 @@ pub trait Bench: Send + Sync {
         false
     }
 
+    /// By how many processes a limit can be missed.
+    fn more_forks(&self) -> u32 {
+        0
+    }
+
     /// Kills the box behind the ward's back, and waits until it is dead.
     fn kill(&self, live: &LiveBox);
 }

@@ -1,0 +1,131 @@
+"""The gVisor level through the server: the same box, on another kernel."""
+
+import os
+import shutil
+
+import pytest
+from boxkit import Box, wait_for
+from outside import Outside
+from sandkeep_server import Refused, Server
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("runsc") is None and "SANDKEEP_TEST_GVISOR" not in os.environ,
+    reason="runsc is not installed; script/test installs it",
+)
+
+# Every refusal is immediate; only a hang runs into this.
+CURL = ["curl", "-sS", "--max-time", "60"]
+HANGS = 28
+
+
+@pytest.fixture
+def gvisor(server):
+    with Box(server, isolation="gvisor") as box:
+        yield box
+
+
+def test_a_box_on_another_kernel(gvisor):
+    assert gvisor.made["isolation"] == "gvisor"
+    assert "4.4.0" in gvisor.root(["uname", "-r"]).out
+    ran = gvisor.exec("id -un; echo $0; cd; echo kept > file; cat file", cwd="/")
+    assert ran.ok and ran.out.startswith("user\n") and ran.out.endswith("kept\n"), ran
+    gvisor.write("/home/user/note", b"from outside")
+    assert gvisor.exec(["cat", "/home/user/note"]).out == "from outside"
+    gvisor.exec("echo inside > /home/user/told")
+    assert gvisor.read("/home/user/told") == b"inside\n"
+
+
+def test_nothing_of_the_host_is_in_it(gvisor):
+    ran = gvisor.root("cat /proc/1/cmdline | tr '\\0' ' '; ls /dev | tr '\\n' ' '")
+    assert ran.out.startswith("sandkeep-agent --network"), ran
+    assert "kvm" not in ran.out and "sda" not in ran.out and "vda" not in ran.out
+    # The agent's door is shut for everybody in the box, root included.
+    ran = gvisor.python("""
+        import socket
+        for host in ("127.0.0.1", "10.0.0.2"):
+            door = socket.create_connection((host, 61612), 30)
+            door.settimeout(30)
+            door.sendall(b"x" * 64 + b"\\nGET /health HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+            try:
+                print(door.recv(100))
+            except ConnectionError:
+                print(b"")
+    """)
+    assert ran.out == "b''\nb''\n", ran
+    # Nor does a process have what the agent has.
+    caps = gvisor.root("grep CapBnd /proc/self/status").out.split()[-1]
+    assert int(caps, 16) & (1 << 21 | 1 << 13 | 1 << 12 | 1 << 19) == 0, caps
+
+
+def test_the_default_is_not_gvisor(server):
+    with Box(server) as box:
+        assert box.made["isolation"] == "container", "sudo must work where nobody asked"
+
+
+def test_boxes_are_found_again_after_a_kill(server, gvisor):
+    assert gvisor.root("echo here > /run/note").ok
+    server.kill_hard()
+    server.start()
+    assert gvisor.root("cat /run/note").out == "here\n"
+    assert gvisor.info()["state"] == "running"
+
+
+def test_a_box_without_memory_ends_and_says_why(server):
+    with Box(server, isolation="gvisor", limits={"memory_mib": 128}) as box:
+        try:
+            box.exec("tail /dev/zero", http_timeout=120)
+        except (Refused, OSError):
+            pass
+
+        def gone():
+            try:
+                return box.info()["state"] in ("gone", "stopping")
+            except Refused as refused:
+                return refused.status == 404
+
+        wait_for(gone, "the box is gone", 60)
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    outside = Outside(tmp_path_factory.mktemp("outside"))
+    yield outside
+    outside.close()
+
+
+@pytest.fixture(scope="module")
+def moated(server, outside):
+    """A server that knows the outside, in place of the one of the whole run."""
+    server.stop()
+    own = Server("--pool-size", "0", *outside.flags(), state=server.state).start()
+    yield own
+    own.end_boxes()
+    own.stop()
+    server.start()
+
+
+def test_the_moat_is_around_it(moated, outside):
+    allow = {"allow": [f"good.sandkeep.test:{outside.web.port}"]}
+    with Box(moated, isolation="gvisor", network=allow) as box:
+        reached = box.exec([*CURL, outside.url()])
+        assert reached.out == "hello from outside\n", reached
+        for url in (outside.url("other.sandkeep.test"), "http://198.51.100.7/"):
+            ran = box.exec([*CURL, url])
+            assert "hello" not in ran.out and ran.code != HANGS, ran
+        # What is neither TCP nor DNS is refused at once.
+        ran = box.python("""
+            import socket
+            udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            udp.settimeout(60)
+            udp.connect(("198.51.100.7", 443))
+            try:
+                udp.send(b"QUIC")
+                udp.recv(9)
+            except TimeoutError:
+                print("hangs")
+            except OSError as error:
+                print(type(error).__name__)
+        """)
+        assert ran.ok and ran.out.strip() not in ("", "hangs"), ran
+        denied = moated.json("GET", f"{box.path}/network/denials")
+        assert "other.sandkeep.test" in str(denied), denied
