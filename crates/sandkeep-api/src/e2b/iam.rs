@@ -29,6 +29,9 @@ pub(crate) fn tokens(iam: Option<&Value>) -> Result<NamedTokens> {
     let Some(value) = iam.filter(|iam| !iam.is_null()) else {
         return Ok(NamedTokens::default());
     };
+    if !value.is_object() {
+        return Err(Error::invalid("iam", "iam must be an object"));
+    }
     let iam = Iam::deserialize(value)
         .map_err(|error| Error::invalid("iam", format!("iam can not be read: {error}")))?;
     let other = iam
