@@ -150,6 +150,8 @@ mod tests {
             "DELETE /v1/sandboxes/{id}",
             "DELETE /v1/sandboxes/{id}/files",
             "DELETE /v1/secrets/{name}",
+            "DELETE /v1/templates/{name}",
+            "POST /v1/templates/{name}",
             "GET /v1/audit",
             "GET /v1/audit/verify",
             "POST /v1/identity/rotate",
