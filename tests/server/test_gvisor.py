@@ -18,6 +18,16 @@ CURL = ["curl", "-sS", "--max-time", "60"]
 HANGS = 28
 
 
+class Known(Box):
+    """A box somebody else made."""
+
+    def __init__(self, server, view):
+        self.server = server
+        self.made = view
+        self.id = view["id"]
+        self.path = f"/v1/sandboxes/{self.id}"
+
+
 @pytest.fixture
 def gvisor(server):
     with Box(server, isolation="gvisor") as box:
@@ -84,6 +94,47 @@ def test_a_box_without_memory_ends_and_says_why(server):
                 return refused.status == 404
 
         wait_for(gone, "the box is gone", 60)
+
+
+COUNTER = """
+import http.server
+count = 0
+class Count(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global count
+        count += 1
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(count).encode())
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", 8077), Count).serve_forever()
+"""
+ASK = "curl -sS --retry 60 --retry-delay 1 --retry-connrefused --max-time 60 http://127.0.0.1:8077/"
+
+
+def test_memory_and_processes_live_through_a_pause_and_in_forks(server, gvisor):
+    gvisor.write("/root/counter.py", COUNTER.encode(), user="root")
+    assert gvisor.root("nohup python3 /root/counter.py >/dev/null 2>&1 &").ok
+    assert gvisor.root(ASK).out == "1"
+    paused = server.json("POST", gvisor.path + "/pause", {})
+    assert paused["state"] == "paused", paused
+    server.kill_hard()
+    server.start()
+    server.json("POST", gvisor.path + "/resume", {})
+    assert gvisor.root(ASK).out == "2", "the same process, with its memory"
+    forks = server.json("POST", gvisor.path + "/fork", {"count": 2})["forks"]
+    names = {gvisor.root(["hostname"]).out}
+    try:
+        for fork in forks:
+            box = Known(server, fork["sandbox"])
+            assert box.root(ASK).out == "3", "each goes on by itself"
+            names.add(box.root(["hostname"]).out)
+    finally:
+        for fork in forks:
+            Known(server, fork["sandbox"]).kill()
+    assert len(names) == 3, names
+    assert gvisor.root(ASK).out == "3"
 
 
 @pytest.fixture(scope="module")

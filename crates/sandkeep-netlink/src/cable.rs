@@ -9,6 +9,9 @@ pub const HOST_END: &str = "up0";
 pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xa, 0, 0, 0, 0, 0, 1);
 
+/// Where the agent of such a box listens, on the address of its end.
+pub const AGENT_PORT: u16 = 61_612;
+
 /// The name of the box's end.
 pub const BOX_END: &str = "eth0";
 pub const BOX_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);

@@ -3,5 +3,5 @@
 mod cable;
 mod messages;
 
-pub use cable::{BOX_END, BOX_V4, BOX_V6, HOST_END, HOST_V4, HOST_V6};
+pub use cable::{AGENT_PORT, BOX_END, BOX_V4, BOX_V6, HOST_END, HOST_V4, HOST_V6};
 pub use messages::{ACK, APPEND, CREATE, EXCLUSIVE, Messages, REPLACE, REQUEST};

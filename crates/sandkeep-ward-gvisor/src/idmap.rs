@@ -10,7 +10,7 @@ use sandkeep_host::{
 };
 use std::{
     fs, io,
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
 };
 
@@ -87,6 +87,7 @@ fn map_and_open(child: Pid, first_id: u32) -> Result<OwnedFd, Failure> {
     let of = |file: &str| format!("/proc/{}/{file}", child.as_raw_nonzero());
     fs::write(of("uid_map"), &map).doing("mapping the user ids of the box")?;
     fs::write(of("gid_map"), &map).doing("mapping the group ids of the box")?;
-    let opened = fs::File::open(of("ns/user")).doing("opening the user namespace of the box")?;
-    opened.as_fd().try_clone_to_owned().doing("keeping it")
+    fs::File::open(of("ns/user"))
+        .map(OwnedFd::from)
+        .doing("opening the user namespace of the box")
 }

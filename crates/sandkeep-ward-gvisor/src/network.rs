@@ -20,6 +20,8 @@ use std::{
 };
 use tokio::{net::TcpStream, sync::oneshot};
 
+// The moat knows the agent's answers by it.
+const _: () = assert!(cable::AGENT_PORT == channel::PORT);
 const BITS_V4: u8 = 24;
 const BITS_V6: u8 = 64;
 

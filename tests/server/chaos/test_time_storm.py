@@ -8,22 +8,18 @@ import urllib.error
 
 import pytest
 from boxkit import Box, wait_for
-from sandkeep_server import Refused, Server
+from sandkeep_server import Refused
 
 
 @pytest.fixture
 def own_server(server):
-    """In place of the one of the whole run."""
-    server.stop()
-    own = Server("--pool-size", "0", state=server.state).start()
-    yield own
-    if own.process and own.process.poll() is not None:
-        own.start()
-    own.end_boxes()
-    for point in own.json("GET", "/v1/points")["points"]:
-        own.json("DELETE", f"/v1/points/{point['id']}")
-    own.stop()
-    server.start()
+    """The server of the run, which is up again when the test is over."""
+    yield server
+    if server.process is None or server.process.poll() is not None:
+        server.start()
+    server.end_boxes()
+    for point in server.json("GET", "/v1/points")["points"]:
+        server.json("DELETE", f"/v1/points/{point['id']}")
 
 
 def again(server):
@@ -91,4 +87,4 @@ def test_a_kill_in_the_middle_leaves_the_old_or_the_new(own_server, name):
             listed = {one["id"] for one in server.json("GET", "/v1/points")["points"]}
             assert point["id"] in listed
         staging = server.state / "pool" / "staging"
-        assert list(staging.iterdir()) == []
+        wait_for(lambda: not list(staging.iterdir()), "nothing half-made is left", limit=60)

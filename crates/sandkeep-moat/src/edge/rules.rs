@@ -46,6 +46,7 @@ const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const REJECT_ICMPX: u32 = 2;
 const ADMIN_PROHIBITED: u8 = 3;
+pub(super) const PORT_UNREACHABLE: u8 = 1;
 
 /// Writes the rules into the namespace of this thread, in the place of older ones that a server
 /// before this one may have left. All of it is one transaction: there is no moment without rules.
@@ -67,7 +68,7 @@ fn batch(port: u16) -> Messages {
         own_addresses(&mut messages, name);
     }
     divert_to(&mut messages, port);
-    reject_rest(&mut messages);
+    reject_rest(&mut messages, ADMIN_PROHIBITED);
     end(&mut messages);
     messages
 }
@@ -95,8 +96,17 @@ pub(super) fn divert_to(messages: &mut Messages, port: u16) {
     });
 }
 
-pub(super) fn reject_rest(messages: &mut Messages) {
-    rule(messages, CLOSE, reject);
+pub(super) fn reject_rest(messages: &mut Messages, why: u8) {
+    rule(messages, CLOSE, |m| reject(m, why));
+}
+
+/// Lets TCP through that comes from a port.
+pub(super) fn accept_from_port(messages: &mut Messages, chain: &str, port: u16) {
+    rule(messages, chain, |m| {
+        meta_is(m, META_PROTOCOL, libc::IPPROTO_TCP as u8);
+        payload_is(m, TRANSPORT_HEADER, 0, &port.to_be_bytes());
+        accept(m);
+    });
 }
 
 /// Lets through what goes to an address that begins so.
@@ -203,9 +213,9 @@ fn redirect(messages: &mut Messages, port: u16) {
     expression(messages, "redir", |m| m.number(1, REGISTER));
 }
 
-fn reject(messages: &mut Messages) {
+fn reject(messages: &mut Messages, why: u8) {
     expression(messages, "reject", |m| {
         m.number(1, REJECT_ICMPX);
-        m.attribute(2, &[ADMIN_PROHIBITED]);
+        m.attribute(2, &[why]);
     });
 }

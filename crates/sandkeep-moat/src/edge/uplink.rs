@@ -4,24 +4,26 @@
 //! ```text
 //! table inet sandkeep {
 //!   chain divert { type nat hook prerouting priority -100
+//!     tcp sport AGENT accept          # answers of the agent
 //!     meta l4proto tcp redirect to :PORT
 //!     udp dport 53 redirect to :PORT
 //!   }
 //!   chain close { type filter hook prerouting priority 0
 //!     <the host's addresses> accept   # what was redirected goes to them now
 //!     ip6 daddr ff00::/8 accept       # neighbours find each other by these
-//!     reject with icmpx admin-prohibited
+//!     reject with icmpx port-unreachable
 //!   }
 //! }
 //! ```
 //!
-//! Answers of the box to connections the host made to it are no first packets, so the first
-//! chain does not see them, and the second lets them through.
+//! Answers of the agent look like first packets when its connection is older than the rules.
+//! Whoever else in the box sends from that port gets no further than the host's addresses,
+//! where nobody listens but us, and we refuse what was not diverted.
 
 use std::{io, net::IpAddr};
 
 use super::{
-    netlink::{CREATE, EXCLUSIVE, HOST_END, HOST_V4, HOST_V6, Messages},
+    netlink::{AGENT_PORT, CREATE, EXCLUSIVE, HOST_END, HOST_V4, HOST_V6, Messages},
     rules::{self, CLOSE, DIVERT},
 };
 
@@ -53,6 +55,7 @@ pub fn install(port: u16) -> io::Result<()> {
     rules::table(&mut messages, rules::NEW_TABLE, CREATE | EXCLUSIVE);
     rules::chain_at(&mut messages, DIVERT, "nat", HOOK_PREROUTING, -100);
     rules::chain_at(&mut messages, CLOSE, "filter", HOOK_PREROUTING, 0);
+    rules::accept_from_port(&mut messages, DIVERT, AGENT_PORT);
     rules::divert_to(&mut messages, port);
     for (family, at, start) in [
         (
@@ -69,7 +72,8 @@ pub fn install(port: u16) -> io::Result<()> {
     ] {
         rules::accept_to(&mut messages, CLOSE, family, at, start);
     }
-    rules::reject_rest(&mut messages);
+    // The one refusal that every network stack passes on to its programs.
+    rules::reject_rest(&mut messages, rules::PORT_UNREACHABLE);
     rules::end(&mut messages);
     messages.send(libc::NETLINK_NETFILTER)
 }
