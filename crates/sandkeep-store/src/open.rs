@@ -81,7 +81,7 @@ impl Store {
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
             .min_connections(1)
-            .acquire_timeout(Duration::from_secs(10))
+            .acquire_timeout(Duration::from_secs(30))
             .connect_with(options)
             .await
             .map_err(|error| fault::ledger(&error))?;
