@@ -188,7 +188,6 @@ mod tests {
             "PUT /v1/sandboxes/{id}/files",
             "PUT /v1/sandboxes/{id}/network",
             "DELETE /v1/points/{id}",
-            "DELETE /v1/templates/{name}",
             "GET /v1/points",
             "GET /v1/points/{id}",
             "GET /v1/points/{id}/diff/{other}",
@@ -198,7 +197,6 @@ mod tests {
             "POST /v1/sandboxes/{id}/points",
             "POST /v1/sandboxes/{id}/resume",
             "POST /v1/sandboxes/{id}/rollback",
-            "POST /v1/templates/{name}",
         ];
         wanted.sort_unstable();
         assert_eq!(found, wanted);
