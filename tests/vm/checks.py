@@ -296,13 +296,17 @@ def unit_restarts(unit, *how):
 
 
 def systemd():
-    if not (STATE / "pool/templates/base").exists() and not check("template import", import_template):
+    # The disk may come from the other boot. Its pool is not mounted yet, so the program is asked.
+    there = json.loads(ran(BIN, "template", "ls", "--json", "--state", str(STATE), "--storage-size", "3GiB"))
+    if not there and not check("template import", import_template):
         return
     unit = Unit()
     if not check("systemd: the unit starts", unit_starts, unit):
         return
     check("systemd: run and sudo", cli_run, unit)
     check("systemd: memory limit ends a process, not the box", memory, unit)
+    check("systemd: limit on processes", pids, unit)
+    check("systemd: disk quota", disk, unit)
     check("systemd: restart keeps boxes", unit_restarts, unit, "systemctl", "restart", "sandkeep")
     check("systemd: a killed server is started again and finds its boxes", unit_restarts, unit,
           "systemctl", "kill", "--kill-whom=main", "--signal=KILL", "sandkeep")
