@@ -15,6 +15,7 @@ use sandkeep_host::{
     cgroup::{Cgroups, layout::Layout, tree_name},
     failure::Doing as _,
     files::{box_dirs, install_agent, make_private_dir, remove_dir},
+    proc,
     slots::{Slot, Slots},
     work::{blocking, lock},
 };
@@ -169,7 +170,18 @@ impl Inner {
             tracing::warn!(id = %found.id, slot = record.slot, "the ids of the box are held twice");
         }
         let token = read_token(&self.box_dir(&found.id))?;
-        let live = Live::new(found.id.clone(), record, token, pidfd, slot)?;
+        let watched = pidfd.try_clone().doing("watching the box")?;
+        let live = match Live::new(found.id.clone(), record.clone(), token, pidfd, slot) {
+            Ok(live) => live,
+            // One that is about to end has lost its namespaces before it is seen to be dead.
+            Err(failure) => {
+                if !blocking(move || Ok(proc::ended_within(&watched, END_DEADLINE))).await? {
+                    return Err(failure.into());
+                }
+                self.clear_record(&found.id, record).await?;
+                return Ok(Adoption::Gone);
+            }
+        };
         self.look_if_frozen(&live).await?;
         self.hold(Arc::new(live));
         Ok(Adoption::Alive)
