@@ -49,7 +49,7 @@ def test_limits_are_those_of_the_box(make):
     assert ran.out.strip() == "512"
 
 
-@pytest.mark.parametrize("level", ["gvisor", "microvm", "process"])
+@pytest.mark.parametrize("level", ["microvm", "process"])
 def test_levels_that_are_not_here_are_refused_with_words(server, level):
     with pytest.raises(Refused) as refused:
         Box(server, isolation=level)
