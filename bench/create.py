@@ -22,6 +22,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO / "tests"))
 
+from engines import ULIMITS, Docker, hide_hybrid_cgroups  # noqa: E402
 from sandkeep_server import Server  # noqa: E402
 
 
@@ -143,12 +144,10 @@ def crun_bundle(root: Path, work: Path) -> list[str]:
     return ["sh", "-c", f"exec crun run --bundle {bundle} bench-$$"]
 
 
-def rivals(root: Path, work: Path) -> list[Rival]:
+def rivals(root: Path, work: Path, docker: Docker) -> list[Rival]:
     found = []
     inner = ["/bin/bash", "-l", "-c", "echo hi"]
-    prefix: list[str] = []
-    if os.path.ismount("/sys/fs/cgroup/unified"):
-        prefix = ["unshare", "-m", "--propagation", "private", "sh", "-c", "umount /sys/fs/cgroup/unified && exec \"$@\"", "sh"]
+    prefix = hide_hybrid_cgroups()
     if shutil.which("crun"):
         command = prefix + crun_bundle(root, work)
         found.append(Rival("crun run", command, True))
@@ -158,16 +157,16 @@ def rivals(root: Path, work: Path) -> list[Rival]:
         found.append(Rival("bwrap --unshare-all", ["bwrap", "--unshare-all", "--ro-bind", str(root), "/", "--proc", "/proc", "--dev", "/dev", *inner], True))
     else:
         found.append(Rival("bwrap", [], False, "not installed"))
-    for engine, check in (("podman", ["podman", "info"]), ("docker", ["docker", "info"])):
-        if not shutil.which(engine):
-            found.append(Rival(f"{engine} run", [], False, "not installed"))
-        elif subprocess.run(check, capture_output=True, timeout=60).returncode != 0:
-            found.append(Rival(f"{engine} run", [], False, "installed, but no engine answers"))
-        elif engine == "podman":
-            command = prefix + ["podman", "run", "--rm", "--network", "none", "--ulimit", "host", "--rootfs", f"{root}:O", *inner]
-            found.append(Rival("podman run", command, True))
-        else:
-            found.append(Rival("docker run", ["docker", "run", "--rm", "--network", "none", "debian:stable-slim", *inner], True))
+    if shutil.which("podman"):
+        command = [*prefix, "podman", "--runtime", "crun", "run", "--rm", "--network", "none", *ULIMITS, "--rootfs", f"{root}:O", *inner]
+        found.append(Rival("podman run", command, True))
+    else:
+        found.append(Rival("podman run", [], False, "not installed"))
+    if docker.start():
+        docker.import_root(root, "sandkeep-bench")
+        found.append(Rival("docker run", [*docker.words, "run", "--rm", "--network", "none", "sandkeep-bench", *inner], True))
+    else:
+        found.append(Rival("docker run", [], False, docker.why_not))
     for rival in found:
         if rival.ready:
             try:
@@ -190,7 +189,8 @@ def main() -> None:
     pool = 8
     warm = Server("--pool-size", str(pool), "--max-boxes", "4000").start()
     client = Client(warm)
-    others = rivals(template_root(warm.state), work)
+    docker = Docker(work)
+    others = rivals(template_root(warm.state), work, docker)
     create, first, whole, execs, trues = [], [], [], [], []
     beside: dict[str, list[float]] = {rival.name: [] for rival in others if rival.ready}
     wait_pool(client, pool)
@@ -226,6 +226,7 @@ def main() -> None:
         client.kill(box)
         if crun:
             crun_beside.append(timed(crun.run))
+    docker.stop()
     lines.append(row("pooled: create -> first echo", whole))
     lines.append(row("pooled: create alone", create))
     lines.append(row("pooled: first echo alone", first))

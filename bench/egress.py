@@ -22,6 +22,7 @@ from world import OPENED, RESOLVER, Dns, World, enter, inside, new_namespace  # 
 
 WIRE = REPO / "bench" / "egress_wire.py"
 ORIGIN = "198.18.7.7"
+ELSEWHERE = "198.18.7.8"
 POLICY = {"allow": [f"{ORIGIN}/32", "origin.test"]}
 SIZE = 1 << 30
 # A number nobody else sleeps for.
@@ -194,6 +195,15 @@ def report(rounds, server, box):
         got = turns(rounds, ways, what, ORIGIN, SIZE)
         d, m = p50(got["direct"]) / 1e9, p50(got["moat"]) / 1e9
         print(f"| {name} | {d:.2f} | {m:.2f} | {m / d:.0%} |", flush=True)
+    for name, what, address in (
+        ("a name that is not allowed: to the refusal, p50 ms", "refused-name", ORIGIN),
+        ("an address that is not allowed (TCP)", "refused-address", ELSEWHERE),
+        ("a TLS server name that is not allowed", "refused-server-name", ELSEWHERE),
+        ("an HTTP host that is not allowed", "refused-host", ELSEWHERE),
+        ("QUIC", "refused-datagram", ORIGIN),
+    ):
+        got = turns(rounds, ways[1:], what, address, 100)["moat"]
+        print(f"| {name} | | {p50(got):.2f} | p99 {p99(got):.2f}, at most {max(got):.2f} ms of {len(got)} |", flush=True)
     more = held(server, box, 1000)
     print(f"| memory of the server for 1,000 open connections | | {more / 1024:.1f} MiB | {more / 1000:.1f} KiB each |", flush=True)
     got = creates(server, 60 * rounds)

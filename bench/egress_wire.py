@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import resource
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -103,7 +104,69 @@ def fresh(address, port, data):
     hang_up(connection)
 
 
+def no_name(_address):
+    """A name that no rule allows."""
+    socket.getaddrinfo("denied.test", 80)
+
+
+def no_address(address):
+    """An address that no rule allows; the connection is refused when it is made or at its first byte."""
+    with dial(address, ECHO) as connection:
+        connection.sendall(b"\x01")
+        if not connection.recv(1):
+            raise ConnectionResetError
+
+
+UNCHECKED = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+UNCHECKED.check_hostname, UNCHECKED.verify_mode = False, ssl.CERT_NONE
+
+
+def no_server_name(address):
+    """TLS for a server that no rule allows."""
+    with dial(address, 443) as connection:
+        UNCHECKED.wrap_socket(connection, server_hostname="denied.test")
+
+
+def no_host(address):
+    """HTTP for a host that no rule allows."""
+    with dial(address, WEB) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: denied.test\r\n\r\n")
+        if connection.recv(65536)[:12] in (b"", b"HTTP/1.1 403"):
+            raise ConnectionResetError
+
+
+def no_datagram(address):
+    """QUIC, which nobody gets."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.settimeout(5)
+        one.connect((address, 443))
+        one.send(b"\xc0" * 1200)
+        one.recv(1)
+
+
+REFUSED = {
+    "refused-name": no_name,
+    "refused-address": no_address,
+    "refused-server-name": no_server_name,
+    "refused-host": no_host,
+    "refused-datagram": no_datagram,
+}
+
+
+def refused(attempt, address):
+    """An attempt that must fail, and not by a wait that ran out."""
+    try:
+        attempt(address)
+    except TimeoutError as error:
+        raise SystemExit(f"a refusal that hung: {error}") from None
+    except OSError:
+        return
+    raise SystemExit("what must be refused went through")
+
+
 def measure(what, address, argument):
+    if what in REFUSED:
+        return each(argument, lambda: refused(REFUSED[what], address))
     if what == "round-trip":
         with dial(address, ECHO) as connection:
             return each(argument, lambda: ask(connection, b"\x01" * 64))
