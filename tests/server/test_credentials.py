@@ -291,12 +291,18 @@ def test_java_is_told_too(walled, make, secret):
     assert "-importcert" in asked and "sandkeep.crt" in asked, asked
 
 
-def test_a_program_that_speaks_only_http_2_is_told_why(make, world, secret):
+def test_a_program_that_speaks_only_http_2_gets_its_credential(make, world, secret):
+    box = make(network=bound())
+    ran = box.exec(["curl", "-sS", "--max-time", "60", "--http2-prior-knowledge", "-w", "%{http_version}", "https://good.test/"])
+    assert ran.out == "welcome\n2", ran
+
+
+def test_a_program_that_speaks_no_http_is_told_why(make, world, secret):
     box = make(network=bound())
     ran = box.python("""
         import socket, ssl
         context = ssl.create_default_context()
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols(["h3"])
         try:
             context.wrap_socket(socket.create_connection(("good.test", 443), timeout=60), server_hostname="good.test")
             print("open")
@@ -305,7 +311,7 @@ def test_a_program_that_speaks_only_http_2_is_told_why(make, world, secret):
     """)
     assert ran.out.startswith("refused"), ran
     why = box.server.json("GET", f"{box.path}/network/denials")["denials"]
-    assert any("HTTP/2" in denial["why"] for denial in why), why
+    assert any("neither HTTP/1.1 nor HTTP/2" in denial["why"] for denial in why), why
 
 
 def test_works_after_kill_9_of_the_server(walled, make, world, secret):

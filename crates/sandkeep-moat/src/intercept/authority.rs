@@ -21,7 +21,7 @@ use rustls::{
 use sandkeep_model::{Error, Result, SandboxId, Secret};
 use time::OffsetDateTime;
 
-use super::{derive::key_of, upstream::provider};
+use super::{derive::key_of, http2, upstream::provider};
 use crate::policy::Host;
 
 /// Longer than boxes live. Only the one box trusts it.
@@ -145,7 +145,8 @@ impl Authority {
             .map_err(failed)?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
-        config.alpn_protocols = vec![HTTP_1.to_vec()];
+        // In the order of our liking: HTTP/1.1 is the smaller thing to get right.
+        config.alpn_protocols = vec![HTTP_1.to_vec(), http2::PROTOCOL.to_vec()];
         // Nothing of a session is kept for the next one: less memory, and no session outlives a
         // change of policy.
         config.session_storage = Arc::new(NoServerSessionStorage {});

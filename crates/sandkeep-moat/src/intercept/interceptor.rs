@@ -109,8 +109,8 @@ fn reason(error: &io::Error) -> Option<(&'static str, &'static str)> {
             "let it use the trust store of the system (/etc/ssl/certs/ca-certificates.crt)",
         )),
         Error::NoApplicationProtocol => Some((
-            "the program in the box speaks only HTTP/2, and requests to this host are seen one by one in HTTP/1.1",
-            "let it use HTTP/1.1, or ask for this host without credentials and HTTP rules",
+            "the program in the box speaks neither HTTP/1.1 nor HTTP/2, and requests to this host are seen one by one",
+            "let it use one of them, or ask for this host without credentials and HTTP rules",
         )),
         _ => None,
     }

@@ -4,7 +4,9 @@
 //! Every request is read and decided here, so HTTP rules hold inside TLS, and credentials are
 //! added on the far side of the box: it never holds them.
 //!
-//! What this does not do: it speaks HTTP/1.1 only, on both sides. What comes back is searched for
+//! It speaks HTTP/1.1 with all who can, and HTTP/2 with those who speak nothing else.
+//!
+//! What this does not do: what comes back is searched for
 //! secrets of at least eight characters, plain and in the usual encodings; that stops sites that
 //! show what they are sent, not a site that wants to give a secret away. Bind secrets only to
 //! hosts that may know them.
@@ -13,6 +15,7 @@ mod attach;
 mod authority;
 mod derive;
 mod headers;
+mod http2;
 mod interceptor;
 mod keys;
 mod relay;

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
     header::{
         ACCEPT_ENCODING, CONTENT_ENCODING, HOST, SEC_WEBSOCKET_EXTENSIONS, TRANSFER_ENCODING,
         UPGRADE,
@@ -25,16 +25,17 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 use tokio_rustls::server::TlsStream;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
     attach::attach,
     headers::{strip_hop_by_hop, strip_response},
+    http2::{self, Tied},
     relay::relay,
     scan::Needles,
     scan_body::ScanBody,
     secrets::{SecretSource, SecretUse},
-    upstream::{ConnectError, Connector, Upstream},
+    upstream::{ConnectError, Connector, Tongue, Upstream},
 };
 use crate::{
     policy::{Binding, Decision, HttpTarget, Target},
@@ -48,6 +49,9 @@ use crate::{
 /// think for minutes before they say a word.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3600);
 
+const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+
 type Body = Either<ScanBody, Full<Bytes>>;
 type Refusal = Box<Response<Full<Bytes>>>;
 
@@ -55,7 +59,10 @@ struct Session {
     way: Wayout,
     connector: Connector,
     secrets: Arc<dyn SecretSource>,
+    tongue: Tongue,
     upstream: AsyncMutex<Option<Upstream>>,
+    /// Connections that take no more requests; those under way on them go on.
+    retired: Mutex<Vec<AbortOnDropHandle<()>>>,
     switched: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 
@@ -66,18 +73,30 @@ pub async fn serve(
     secrets: Arc<dyn SecretSource>,
 ) {
     let head_within = way.view().0.shared.patience.head_within;
-    let session = Session {
+    let tongue = match stream.get_ref().1.alpn_protocol() {
+        Some(http2::PROTOCOL) => Tongue::Http2,
+        _ => Tongue::Http1,
+    };
+    let session = Arc::new(Session {
         way,
         connector,
         secrets,
+        tongue,
         upstream: AsyncMutex::default(),
+        retired: Mutex::default(),
         switched: Mutex::default(),
-    };
+    });
     let service = service_fn(|request| {
-        let session = &session;
+        let session = Arc::clone(&session);
         async move { Ok::<_, Infallible>(session.answer(request).await) }
     });
     // A connection that breaks off is the affair of the two sides.
+    if tongue == Tongue::Http2 {
+        let streams = CancellationToken::new();
+        let _end_with_us = streams.clone().drop_guard();
+        let served = http2::server(Tied(streams)).serve_connection(TokioIo::new(stream), service);
+        return drop(served.await);
+    }
     drop(
         server(head_within)
             .serve_connection(TokioIo::new(stream), service)
@@ -97,9 +116,14 @@ pub async fn serve(
 
 impl Session {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
-        self.exchange(request)
-            .await
-            .unwrap_or_else(|refusal| (*refusal).map(Either::Right))
+        let in_grpc = self.tongue == Tongue::Http2 && http2::is_grpc(request.headers());
+        self.exchange(request).await.unwrap_or_else(|refusal| {
+            let refusal = match in_grpc {
+                true => http2::in_grpc(*refusal),
+                false => *refusal,
+            };
+            refusal.map(Either::Right)
+        })
     }
 
     async fn exchange(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
@@ -186,14 +210,17 @@ impl Session {
         })?;
         parts.version = Version::HTTP_11;
         strip_hop_by_hop(&mut parts.headers, switching);
-        let mut host = self.host();
-        if self.way.port() != 443 {
-            host = format!("{host}:{}", self.way.port());
-        }
-        if let Ok(host) = HeaderValue::try_from(host) {
+        if let Ok(host) = HeaderValue::try_from(self.host_and_port()) {
             parts.headers.insert(HOST, host);
         }
         Ok(())
+    }
+
+    fn host_and_port(&self) -> String {
+        match self.way.port() {
+            443 => self.host(),
+            port => format!("{}:{port}", self.host()),
+        }
     }
 
     /// Adds what goes with this request. Says what must not come back: every value bound to the
@@ -234,7 +261,10 @@ impl Session {
         }
         // What comes back must be readable for the scan.
         let identity = HeaderValue::from_static("identity");
-        parts.headers.insert(ACCEPT_ENCODING, identity);
+        parts.headers.insert(ACCEPT_ENCODING, identity.clone());
+        if http2::is_grpc(&parts.headers) {
+            parts.headers.insert(GRPC_ACCEPT_ENCODING, identity);
+        }
         parts.headers.remove(SEC_WEBSOCKET_EXTENSIONS);
         Ok(needles)
     }
@@ -250,31 +280,54 @@ impl Session {
     }
 
     async fn send(&self, mut request: Request<Incoming>) -> Result<Response<Incoming>, Refusal> {
-        let lost = |error: hyper::Error| self.unreachable(&error.to_string());
-        let mut upstream = self.upstream.lock().await;
-        if let Some(mut open) = upstream.take()
-            && open.sender.ready().await.is_ok()
-        {
-            match open.sender.try_send_request(request).await {
-                Ok(response) => {
-                    *upstream = Some(open);
-                    return Ok(response);
+        let mut again = true;
+        loop {
+            let mut upstream = self.upstream.lock().await;
+            let ready = match upstream.as_mut() {
+                Some(open) => open.is_ready().await,
+                None => false,
+            };
+            let mut open = match upstream.take() {
+                Some(open) if ready => open,
+                old => {
+                    self.retire(old);
+                    let made = self.connector.connect(&self.way, self.tongue).await;
+                    made.map_err(|error| self.unconnected(error))?
                 }
+            };
+            let sent = match open.many() {
+                Some(mut many) => {
+                    *upstream = Some(open);
+                    // Others need not wait for this one.
+                    drop(upstream);
+                    http2::reshape(&mut request, &self.host_and_port());
+                    many.send(request).await
+                }
+                None => {
+                    http2::unshape(&mut request, &self.host_and_port());
+                    let sent = open.send(request).await;
+                    if sent.is_ok() {
+                        *upstream = Some(open);
+                    }
+                    sent
+                }
+            };
+            match sent {
+                Ok(response) => return Ok(response),
                 Err(mut error) => match error.take_message() {
                     // The server closed the connection before anything was sent.
-                    Some(unsent) => request = unsent,
-                    None => return Err(lost(error.into_error())),
+                    Some(unsent) if again => request = unsent,
+                    _ => return Err(self.unreachable(&error.into_error().to_string())),
                 },
             }
+            again = false;
         }
-        let mut fresh = self
-            .connector
-            .connect(&self.way)
-            .await
-            .map_err(|error| self.unconnected(error))?;
-        let response = fresh.sender.send_request(request).await.map_err(lost)?;
-        *upstream = Some(fresh);
-        Ok(response)
+    }
+
+    fn retire(&self, old: Option<Upstream>) {
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.retain(|driver| !driver.is_finished());
+        retired.extend(old.map(|old| old.driver));
     }
 
     fn unconnected(&self, error: ConnectError) -> Refusal {
@@ -366,5 +419,7 @@ fn is_encoded(headers: &HeaderMap) -> bool {
             .iter()
             .any(move |value| !value.as_bytes().trim_ascii().eq_ignore_ascii_case(plain))
     };
-    other_than(CONTENT_ENCODING, b"identity") || other_than(TRANSFER_ENCODING, b"chunked")
+    other_than(CONTENT_ENCODING, b"identity")
+        || other_than(GRPC_ENCODING, b"identity")
+        || other_than(TRANSFER_ENCODING, b"chunked")
 }

@@ -2,8 +2,13 @@
 
 use std::{error::Error as StdError, fmt, io, path::Path, sync::Arc, time::Duration};
 
-use hyper::{body::Incoming, client::conn::http1::SendRequest};
-use hyper_util::rt::TokioIo;
+use http::Request;
+use hyper::{
+    Response,
+    body::Incoming,
+    client::conn::{TrySendError, http1, http2},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::{CryptoProvider, aws_lc_rs},
@@ -14,6 +19,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::http2::{PROTOCOL, head_limit};
 use crate::{
     policy::Host,
     proxy::{DialError, MAX_HEAD, Wayout},
@@ -86,7 +92,17 @@ impl Trust {
 
 /// Makes connections to the real hosts.
 #[derive(Clone)]
-pub struct Connector(TlsConnector);
+pub struct Connector {
+    one: TlsConnector,
+    both: TlsConnector,
+}
+
+/// What the program in the box speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tongue {
+    Http1,
+    Http2,
+}
 
 impl fmt::Debug for Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -113,11 +129,54 @@ impl From<hyper::Error> for ConnectError {
     }
 }
 
-/// An open connection for requests, one after the other.
+/// An open connection.
 pub struct Upstream {
-    pub sender: SendRequest<Incoming>,
+    sender: Sender,
     /// Ends with the session: nothing of a box lives on without it.
-    _driver: AbortOnDropHandle<()>,
+    pub driver: AbortOnDropHandle<()>,
+}
+
+enum Sender {
+    /// For requests one after the other.
+    One(http1::SendRequest<Incoming>),
+    Many(Many),
+}
+
+/// For requests side by side.
+#[derive(Clone)]
+pub struct Many(http2::SendRequest<Incoming>);
+
+impl Many {
+    pub async fn send(&mut self, request: Request<Incoming>) -> Sent {
+        self.0.try_send_request(request).await
+    }
+}
+
+pub type Sent = Result<Response<Incoming>, TrySendError<Request<Incoming>>>;
+
+impl Upstream {
+    /// Whether it takes another request. Waits for the end of the one before, where only one
+    /// can be under way.
+    pub async fn is_ready(&mut self) -> bool {
+        match &mut self.sender {
+            Sender::One(sender) => sender.ready().await.is_ok(),
+            Sender::Many(many) => !many.0.is_closed(),
+        }
+    }
+
+    pub fn many(&self) -> Option<Many> {
+        match &self.sender {
+            Sender::One(_) => None,
+            Sender::Many(many) => Some(many.clone()),
+        }
+    }
+
+    pub async fn send(&mut self, request: Request<Incoming>) -> Sent {
+        match &mut self.sender {
+            Sender::One(sender) => sender.try_send_request(request).await,
+            Sender::Many(many) => many.send(request).await,
+        }
+    }
 }
 
 impl Connector {
@@ -128,13 +187,34 @@ impl Connector {
             .with_root_certificates(trust.roots()?)
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self(TlsConnector::from(Arc::new(config))))
+        let mut both = config.clone();
+        both.alpn_protocols.insert(0, PROTOCOL.to_vec());
+        Ok(Self {
+            one: TlsConnector::from(Arc::new(config)),
+            both: TlsConnector::from(Arc::new(both)),
+        })
     }
 
-    pub async fn connect(&self, way: &Wayout) -> Result<Upstream, ConnectError> {
+    /// HTTP/2 is asked for where the box speaks it; whether it is spoken is up to the host.
+    pub async fn connect(&self, way: &Wayout, tongue: Tongue) -> Result<Upstream, ConnectError> {
         let stream = way.dial().await.map_err(ConnectError::Dial)?;
-        let stream = self.shake_hands(way.host(), stream).await?;
-        let (sender, driver) = hyper::client::conn::http1::Builder::new()
+        let connector = match tongue {
+            Tongue::Http1 => &self.one,
+            Tongue::Http2 => &self.both,
+        };
+        let stream = Self::shake_hands(connector, way.host(), stream).await?;
+        if stream.get_ref().1.alpn_protocol() == Some(PROTOCOL) {
+            let (sender, driver) = http2::Builder::new(TokioExecutor::new())
+                .max_header_list_size(head_limit())
+                .handshake(TokioIo::new(stream))
+                .await?;
+            let driver = tokio::spawn(async move { drop(driver.await) });
+            return Ok(Upstream {
+                sender: Sender::Many(Many(sender)),
+                driver: AbortOnDropHandle::new(driver),
+            });
+        }
+        let (sender, driver) = http1::Builder::new()
             .preserve_header_case(true)
             .max_buf_size(MAX_HEAD)
             .handshake(TokioIo::new(stream))
@@ -144,13 +224,13 @@ impl Connector {
             drop(driver.with_upgrades().await);
         });
         Ok(Upstream {
-            sender,
-            _driver: AbortOnDropHandle::new(driver),
+            sender: Sender::One(sender),
+            driver: AbortOnDropHandle::new(driver),
         })
     }
 
     async fn shake_hands(
-        &self,
+        connector: &TlsConnector,
         host: &Host,
         stream: TcpStream,
     ) -> Result<TlsStream<TcpStream>, ConnectError> {
@@ -158,7 +238,7 @@ impl Connector {
             Host::Address(address) => ServerName::from(*address),
             Host::Name(name) => ServerName::try_from(name.clone()).map_err(io::Error::other)?,
         };
-        timeout(HANDSHAKE_WITHIN, self.0.connect(name, stream))
+        timeout(HANDSHAKE_WITHIN, connector.connect(name, stream))
             .await
             .map_err(io::Error::from)?
             .map_err(|error| match distrust(&error) {

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    Method, Request, Response, StatusCode, Uri,
+    Method, Request, Response, StatusCode, Uri, Version,
     header::{HOST, UPGRADE},
 };
 use http_body_util::{BodyExt, Either, Full, Limited};
@@ -336,12 +336,14 @@ pub(crate) fn named_host<B>(request: &Request<B>, scheme: &str, port: u16) -> Re
         ));
     }
     let mut said = request.headers().get_all(HOST).iter();
-    let (Some(header), None) = (said.next(), said.next()) else {
-        return Err(no("the request has no Host header, or more than one"));
+    let header = match (said.next(), said.next(), request.uri().authority()) {
+        (Some(header), None, _) => header
+            .to_str()
+            .map_err(|_| no("the Host header is no text"))?,
+        // HTTP/2 has its own place for it.
+        (None, None, Some(authority)) if request.version() == Version::HTTP_2 => authority.as_str(),
+        _ => return Err(no("the request has no Host header, or more than one")),
     };
-    let header = header
-        .to_str()
-        .map_err(|_| no("the Host header is no text"))?;
     let parse = |text: &str| Host::parse_authority(text).map_err(|error| no(&error.to_string()));
     let (host, said_port) = parse(header)?;
     if said_port.is_some_and(|said| said != port) {

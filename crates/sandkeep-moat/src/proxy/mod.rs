@@ -21,3 +21,4 @@ pub use stream::BoxStream;
 
 pub(crate) use connection::{No, serve};
 pub(crate) use http::{MAX_HEAD, named_host, server, shown_host, upgrades_to_other_than_websocket};
+pub(crate) use refusal::Words;

@@ -8,6 +8,10 @@ use http::{
 use http_body_util::Full;
 use serde_json::json;
 
+/// What a refusal says, for those who tell it in another form.
+#[derive(Debug, Clone)]
+pub struct Words(pub String);
+
 /// The 403 of the moat. The connection ends after it.
 pub fn denied(host: &str, why: &str, hint: &str) -> Response<Full<Bytes>> {
     let body = json!({
@@ -42,6 +46,9 @@ fn answer(status: StatusCode, body: &serde_json::Value) -> Response<Full<Bytes>>
     text.push('\n');
     let mut response = Response::new(Full::from(text));
     *response.status_mut() = status;
+    let said = |field: &str| body[field].as_str().unwrap_or_default();
+    let words = format!("{}: {}; {}", said("host"), said("why"), said("hint"));
+    response.extensions_mut().insert(Words(words));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CONNECTION, HeaderValue::from_static("close"));

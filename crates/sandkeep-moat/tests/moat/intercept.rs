@@ -347,7 +347,8 @@ fn http2_is_not_a_way_round() {
         drop(scene.ask(&moat, "good.test", spoken).await);
         for (protocols, agreed) in [
             (&["h2", "http/1.1"][..], Some(b"http/1.1".to_vec())),
-            (&["h2"][..], None),
+            (&["h2"][..], Some(b"h2".to_vec())),
+            (&["h3"][..], None),
         ] {
             let trusted = authority(&moat);
             let got = scene.world.in_box(move || {
@@ -360,7 +361,7 @@ fn http2_is_not_a_way_round() {
             });
             assert_eq!(got.await, agreed);
         }
-        until(|| refused_because(&moat, "speaks only HTTP/2")).await;
+        until(|| refused_because(&moat, "speaks neither")).await;
         assert!(scene.heard().is_empty());
     });
 }

@@ -7,6 +7,7 @@
 mod dns;
 mod edge;
 mod http;
+mod http2;
 mod inside;
 mod intercept;
 mod limits;

@@ -5,18 +5,18 @@ use std::{
     convert::Infallible,
     io::{self, Read, Write},
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
+use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::{
     body::{Frame, Incoming},
     ext::ReasonPhrase,
     service::service_fn,
 };
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig,
     crypto::aws_lc_rs,
@@ -31,6 +31,7 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
+    sync::Barrier,
 };
 
 use crate::world::{GOOD, World, at, dial, in_world_with};
@@ -97,14 +98,20 @@ impl Heard {
 
 pub type Log = Arc<Mutex<Vec<Heard>>>;
 
+/// Speaks HTTP/2 with those who ask for it.
 pub async fn serve(address: SocketAddr, identity: &Identity) -> Log {
+    serve_speaking(&["h2", "http/1.1"], address, identity).await
+}
+
+pub async fn serve_speaking(protocols: &[&str], address: SocketAddr, identity: &Identity) -> Log {
     let key = PrivateKeyDer::try_from((*identity.key).clone()).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+    let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(vec![identity.certificate.clone()], key)
         .unwrap();
+    config.alpn_protocols = named(protocols);
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind(address).await.unwrap();
     let log = Log::default();
@@ -117,6 +124,11 @@ pub async fn serve(address: SocketAddr, identity: &Identity) -> Log {
                     return;
                 };
                 let service = service_fn(move |request| answer(Arc::clone(&log), request));
+                if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+                    let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                    let served = server.serve_connection(TokioIo::new(stream), service);
+                    return drop(served.await);
+                }
                 // The client may leave when it likes.
                 drop(
                     hyper::server::conn::http1::Builder::new()
@@ -129,6 +141,9 @@ pub async fn serve(address: SocketAddr, identity: &Identity) -> Log {
     });
     taken
 }
+
+/// Requests with `x-meet` are answered when two of them are there.
+static MEETING: LazyLock<Arc<Barrier>> = LazyLock::new(|| Arc::new(Barrier::new(2)));
 
 type Body = BoxBody<Bytes, Infallible>;
 
@@ -145,16 +160,27 @@ async fn answer(
         })
         .collect();
     let line = format!("{} {}", request.method(), request.uri());
+    let meets = request
+        .headers()
+        .get("x-meet")
+        .map(|_| Arc::clone(&MEETING));
     let shown = format!("{line}\n{headers:#?}\n{}", authorization(&headers));
     let upgrade = (request.uri().path() == "/ws").then(|| hyper::upgrade::on(&mut request));
     let path = request.uri().path().to_owned();
     let body = request.into_body().collect().await.unwrap().to_bytes();
     let auth = authorization(&headers);
+    let never = headers.iter().any(|(name, _)| name == "x-never");
     log.lock().unwrap().push(Heard {
         line,
         headers,
         body: body.len(),
     });
+    if never {
+        std::future::pending::<()>().await;
+    }
+    if let Some(meeting) = meets {
+        meeting.wait().await;
+    }
     if let Some(upgrade) = upgrade {
         tokio::spawn(async move {
             let mut stream = TokioIo::new(upgrade.await.unwrap());
@@ -188,6 +214,11 @@ async fn answer(
         "/packed" => response
             .header(header::CONTENT_ENCODING, "gzip")
             .body(whole("not really")),
+        "/trailers" => response.body(with_trailers("message", "grpc-status", "0")),
+        "/echo/trailers" => response.body(with_trailers("message", "x-seen", &auth)),
+        "/packed/messages" => response
+            .header("grpc-encoding", "gzip")
+            .body(whole("not really")),
         "/large" => response.body(whole(vec![b'x'; 8 << 20])),
         _ => response.body(whole("hello")),
     }
@@ -204,6 +235,17 @@ fn authorization(headers: &[(String, String)]) -> String {
 
 fn whole(body: impl Into<Bytes>) -> Body {
     Full::new(body.into()).boxed()
+}
+
+/// As gRPC ends its answers.
+fn with_trailers(body: &'static str, name: &'static str, value: &str) -> Body {
+    let mut trailers = HeaderMap::new();
+    trailers.insert(name, value.parse().unwrap());
+    let frames = [
+        Ok(Frame::data(Bytes::from_static(body.as_bytes()))),
+        Ok(Frame::trailers(trailers)),
+    ];
+    StreamBody::new(futures_util::stream::iter(frames)).boxed()
 }
 
 fn pieces(bytes: Vec<u8>) -> Body {
@@ -326,6 +368,11 @@ pub fn authority(moat: &BoxMoat) -> CertificateDer<'static> {
     CertificateDer::from_pem_slice(moat.ca_pem().unwrap().as_bytes()).unwrap()
 }
 
+fn named(protocols: &[&str]) -> Vec<Vec<u8>> {
+    let name = |name: &&str| name.as_bytes().to_vec();
+    protocols.iter().map(name).collect()
+}
+
 pub type Tls = rustls::StreamOwned<ClientConnection, std::net::TcpStream>;
 
 /// Makes a connection from the namespace of this thread.
@@ -338,6 +385,12 @@ pub fn connect_speaking(
     server: &'static str,
     trusted: &CertificateDer<'static>,
 ) -> Tls {
+    let config = client(protocols, trusted);
+    let session = ClientConnection::new(config, server.try_into().unwrap()).unwrap();
+    rustls::StreamOwned::new(session, dial(at(GOOD, 443)).unwrap())
+}
+
+pub fn client(protocols: &[&str], trusted: &CertificateDer<'static>) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.clone()).unwrap();
     let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -345,12 +398,8 @@ pub fn connect_speaking(
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    config.alpn_protocols = protocols
-        .iter()
-        .map(|name| name.as_bytes().to_vec())
-        .collect();
-    let session = ClientConnection::new(Arc::new(config), server.try_into().unwrap()).unwrap();
-    rustls::StreamOwned::new(session, dial(at(GOOD, 443)).unwrap())
+    config.alpn_protocols = named(protocols);
+    Arc::new(config)
 }
 
 /// A request that ends its connection.
