@@ -293,7 +293,7 @@ def test_java_is_told_too(walled, make, secret):
 
 def test_a_program_that_speaks_only_http_2_gets_its_credential(make, world, secret):
     box = make(network=bound())
-    ran = box.exec(["curl", "-sS", "--max-time", "60", "--http2-prior-knowledge", "-w", "%{http_version}", "https://good.test/"])
+    ran = box.exec(["curl", "-sS", "--max-time", "60", "--http2-prior-knowledge", "-w", "%{http_version}", "https://good.test/need"])
     assert ran.out == "welcome\n2", ran
 
 
