@@ -293,8 +293,16 @@ def test_java_is_told_too(walled, make, secret):
 
 def test_a_program_that_speaks_only_http_2_gets_its_credential(make, world, secret):
     box = make(network=bound())
-    ran = box.exec(["curl", "-sS", "--max-time", "60", "--http2-prior-knowledge", "-w", "%{http_version}", "https://good.test/need"])
-    assert ran.out == "welcome\n2", ran
+    program = """
+        const session = require('http2').connect('https://good.test')
+        const request = session.request({ ':path': '/need' })
+        request.on('response', headers => process.stdout.write(session.alpnProtocol + ' ' + headers[':status'] + ' '))
+        request.on('data', data => process.stdout.write(data))
+        request.on('end', () => session.close())
+    """
+    ran = box.exec(["node", "-e", program])
+    assert ran.out == "h2 200 welcome\n", ran
+    assert world.of("/need")[-1].all("Authorization") == [f"Bearer {secret}"]
 
 
 def test_a_program_that_speaks_no_http_is_told_why(make, world, secret):
