@@ -46,6 +46,8 @@ fn row(item: &Value, now: Timestamp) -> Vec<String> {
     let started = time(item, "started_at");
     let ends = match (&item["gone"]["message"], time(item, "end_at")) {
         (Value::String(why), _) => why.clone(),
+        // The time of a box that rests stands still.
+        _ if item["state"] == "paused" => "-".to_owned(),
         (_, Some(end)) => format!("in {}", span(end.millis() - now.millis())),
         (_, None) => "never".to_owned(),
     };
@@ -230,6 +232,9 @@ mod tests {
             "metadata": {"a": "1", "b": "2"}, "gone": null,
         });
         assert_eq!(row(&running, now)[4..], ["90s", "in 10m", "a=1 b=2"]);
+        let mut resting = running;
+        resting["state"] = json!("paused");
+        assert_eq!(row(&resting, now)[5], "-");
         let endless = json!({"id": "i2", "end_at": null});
         assert_eq!(row(&endless, now)[5], "never");
         let gone =
