@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from boxkit import wait_for
+from boxkit import Box, wait_for
 from world import EVIL, GOOD, GOOD6, METADATA, PRIVATE, Dns
 
 # Ways a program learns at once that it is refused. A hang is none of them.
@@ -417,6 +417,43 @@ def test_policy_change_while_a_stream_is_open(make_walled, world):
     flow.join(60)
     assert ended and ended[0].code not in (0, 28, None), ended
     assert_refused(evaluate(box, 'get("good.test", "good.test")', f'get("{GOOD}", "good.test")'))
+
+
+DOWNLOAD = """
+import os, urllib.request
+held = urllib.request.urlopen("http://good.test/stream", timeout=120)
+open("/tmp/begun", "w").close()
+try:
+    while held.read(1000):
+        pass
+    end = "closed"
+except OSError as error:
+    end = type(error).__name__
+with open("/tmp/ended", "w") as told:
+    told.write(f"{end} {os.getpid()}")
+"""
+
+
+@pytest.mark.parametrize("level", ["gvisor"])
+def test_a_fork_shares_no_connection(make_walled, world, level):
+    """Forked in the middle of a download, with its memory: source and copy lose it and make their own."""
+    box = make_walled(isolation=level, network={"allow": ["good.test"]})
+    box.write("/tmp/download.py", DOWNLOAD.encode(), user="root")
+    assert box.root("nohup python3 /tmp/download.py > /tmp/log 2>&1 &").ok
+    wait_for(lambda: world.open_streams == 1 and box.root(["test", "-e", "/tmp/begun"]).ok, "the download runs")
+    before = len(world.calls_to(GOOD))
+    made = box.server.json("POST", f"{box.path}/fork", {"count": 1})["forks"][0]
+    copy = Box.known(box.server, made["sandbox"]["id"])
+    try:
+        wait_for(lambda: world.open_streams == 0, "the download is cut")
+        ends = [wait_for(lambda b=b: b.root(["cat", "/tmp/ended"]).out, "it ends") for b in (box, copy)]
+        # The same process in both, and for neither did the connection go on.
+        assert ends[0] == ends[1] and len(world.calls_to(GOOD)) == before, (ends, box.root(["cat", "/tmp/log"]))
+        for one in (box, copy):
+            assert evaluate(one, 'get("good.test", "good.test")', f'get("{EVIL}", "evil.test")')[0] == "HTTP/1.1 200 OK"
+        assert world.capture.packets(EVIL) == 0
+    finally:
+        copy.kill()
 
 
 def test_a_policy_that_can_not_be_enforced_is_refused(walled, world):
