@@ -157,6 +157,65 @@ runsc_from_backports() {
   return "$status"
 }
 
+# The microVM level: QEMU, what makes its disks, and a kernel for its machines. The kernel's
+# package is unpacked into the directory given and not installed: this system boots its own.
+ensure_machines() {
+  local dir=$1 hint="without it there is no isolation level microvm; see docs/microvm.md"
+  [ "$(uname -m)" = x86_64 ] || {
+    warn "machines of $(uname -m) are not supported: $hint"
+    return 1
+  }
+  # In a shell of its own: what ends it must not end the caller.
+  if ! (ensure_tools "for the isolation level microvm" qemu-system-x86_64=qemu-system-x86 mkfs.ext4=e2fsprogs strip=binutils); then
+    warn "QEMU could not be installed: $hint"
+    return 1
+  fi
+  [ -e "$dir/vmlinuz" ] || machine_kernel "$dir" || {
+    warn "the kernel of machines could not be fetched: $hint"
+    return 1
+  }
+}
+
+MACHINE_DRIVERS=(virtio virtio_ring virtio_mmio virtio_console virtio_blk failover net_failover virtio_net)
+machine_kernel() {
+  local dir=$1 fresh package driver file status=0
+  command -v apt-get >/dev/null || return 1
+  say "==> fetching the kernel of machines (for the isolation level microvm)"
+  package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
+  if [ -z "$package" ]; then
+    as_root apt-get update -qq
+    package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
+  fi
+  [ -n "$package" ] || return 1
+  fresh=$(mktemp -d)
+  (
+    cd "$fresh"
+    mkdir drivers
+    apt-get download -qq -o APT::Sandbox::User=root "$package" >/dev/null
+    dpkg-deb --extract ./*.deb unpacked
+    cp unpacked/boot/vmlinuz-* vmlinuz
+    for driver in "${MACHINE_DRIVERS[@]}"; do
+      # What the kernel has built in has no file.
+      file=$(find unpacked -name "$driver.ko" -o -name "$driver.ko.xz" | head -n 1)
+      case $file in
+        "") continue ;;
+        *.xz) xz --decompress --stdout "$file" >"drivers/$driver.ko" ;;
+        *) cp "$file" "drivers/$driver.ko" ;;
+      esac
+      strip --strip-debug "drivers/$driver.ko"
+    done
+    rm -rf unpacked ./*.deb
+  ) || status=1
+  if [ "$status" -eq 0 ]; then
+    mkdir -p "$(dirname "$dir")"
+    rm -rf "$dir"
+    cp -r "$fresh" "$dir"
+    chmod 755 "$dir"
+  fi
+  rm -rf "$fresh"
+  return "$status"
+}
+
 # The files built as root for somebody else are given to them.
 give_back() {
   if is_root && [ -n "${SUDO_UID:-}" ] && [ -e "$1" ]; then

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// Crates whose sources end up in the agent.
-const AGENT_CRATES: [&str; 2] = ["sandkeep-agent", "sandkeep-agent-api"];
+const AGENT_CRATES: [&str; 3] = ["sandkeep-agent", "sandkeep-agent-api", "sandkeep-netlink"];
 
 fn main() -> ExitCode {
     match build() {

@@ -49,12 +49,11 @@ def test_limits_are_those_of_the_box(make):
     assert ran.out.strip() == "512"
 
 
-@pytest.mark.parametrize("level", ["microvm", "process"])
-def test_levels_that_are_not_here_are_refused_with_words(server, level):
+def test_levels_that_are_not_here_are_refused_with_words(server):
     with pytest.raises(Refused) as refused:
-        Box(server, isolation=level)
+        Box(server, isolation="process")
     assert refused.value.status in (400, 501, 503)
-    assert level in refused.value.error["message"]
+    assert "process" in refused.value.error["message"]
     assert refused.value.error["hint"]
 
 

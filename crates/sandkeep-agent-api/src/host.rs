@@ -44,6 +44,22 @@ pub struct LimitsRequest {
     pub open_files: u64,
     /// Processes and threads of the whole box.
     pub pids: u64,
+    /// Memory of the whole box, where only its own kernel can hold that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
+
+/// `GET`, answers [`UsageResponse`]: for wards that can not count these from outside.
+pub const USAGE_PATH: &str = "/sandkeep.host/usage";
+
+/// What only the kernel of the box knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UsageResponse {
+    /// Processes and threads of the whole box.
+    pub pids: u64,
+    /// Processes killed for want of memory since the box began.
+    pub oom_kills: u64,
 }
 
 /// Who the box is.

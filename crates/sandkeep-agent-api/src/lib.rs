@@ -10,6 +10,7 @@ pub mod filesystem;
 mod frame;
 pub mod host;
 mod json;
+pub mod machine;
 pub mod process;
 mod timestamp;
 

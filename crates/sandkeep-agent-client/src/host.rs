@@ -4,7 +4,7 @@ use http::StatusCode;
 use sandkeep_agent_api::host::{
     HostSignal, INIT_PATH, InitRequest, LIMITS_PATH, LOGS_PATH, LimitsRequest, ListeningPort,
     LogEntry, LogsResponse, Metrics, PORTS_PATH, PortsResponse, SIGNAL_PATH, SignalRequest,
-    TRUST_PATH, TrustRequest, WARM_PATH,
+    TRUST_PATH, TrustRequest, USAGE_PATH, UsageResponse, WARM_PATH,
 };
 use sandkeep_model::Result;
 
@@ -28,6 +28,13 @@ impl Agent {
         let request = post(LIMITS_PATH, "application/json", json(request)?)?;
         self.whole(request, until).await?;
         Ok(())
+    }
+
+    /// What only the kernel of the box can count.
+    pub async fn usage(&mut self) -> Result<UsageResponse> {
+        let until = self.until();
+        let bytes = self.whole(get(USAGE_PATH)?, until).await?;
+        parse(&bytes)
     }
 
     /// Reads what a first command needs into memory.

@@ -1,41 +1,93 @@
 //! What the agent itself takes from the processes it starts, where the ward can not do it
-//! from outside: in a box with a kernel of its own (gVisor).
+//! from outside: in a box with a kernel of its own.
 
 use std::io;
+use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
-use sandkeep_agent_api::host::LimitsRequest;
+use sandkeep_agent_api::host::{LimitsRequest, UsageResponse};
+use sandkeep_agent_api::machine::GROUP;
 
-/// The limit of processes and threads of the whole box, in its own kernel.
-const PIDS: &str = "/sys/fs/cgroup/pids/pids.max";
+use crate::users::read_bounded;
+
+/// The limit of processes and threads of the whole box in gVisor's kernel.
+const GVISOR_PIDS: &str = "/sys/fs/cgroup/pids/pids.max";
+
+/// Whose kernel the box runs on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Kernel {
+    #[default]
+    Hosts,
+    Gvisor,
+    /// Linux in a virtual machine: root may do there whatever it likes.
+    Machine,
+}
 
 /// Set on every process between fork and exec.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Fence {
     open_files: Option<u64>,
-    own_kernel: bool,
+    kernel: Kernel,
 }
 
 impl Fence {
-    pub(crate) fn in_own_kernel() -> Self {
+    pub(crate) fn in_gvisor() -> Self {
         Self {
             open_files: None,
-            own_kernel: true,
+            kernel: Kernel::Gvisor,
         }
+    }
+
+    pub(crate) fn in_machine() -> Self {
+        Self {
+            open_files: None,
+            kernel: Kernel::Machine,
+        }
+    }
+
+    /// Whether the box has a clock that nobody else sets.
+    pub(crate) fn has_own_clock(self) -> bool {
+        self.kernel == Kernel::Machine
     }
 
     /// Takes the limits of the host.
     pub(crate) fn limit(&mut self, limits: &LimitsRequest) -> io::Result<()> {
-        if !self.own_kernel {
-            return Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "the limits of this box are set from outside",
-            ));
+        match self.kernel {
+            Kernel::Hosts => {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "the limits of this box are set from outside",
+                ));
+            }
+            Kernel::Gvisor => std::fs::write(GVISOR_PIDS, limits.pids.to_string())?,
+            Kernel::Machine => {
+                std::fs::write(in_group("pids.max"), limits.pids.to_string())?;
+                if let Some(bytes) = limits.memory_bytes {
+                    std::fs::write(in_group("memory.max"), bytes.to_string())?;
+                }
+            }
         }
-        std::fs::write(PIDS, limits.pids.to_string())?;
         self.open_files = Some(limits.open_files);
         Ok(())
+    }
+
+    /// What the kernel of the box counts.
+    pub(crate) fn usage(self) -> io::Result<UsageResponse> {
+        if self.kernel != Kernel::Machine {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "what this box uses is counted outside",
+            ));
+        }
+        let read = |file| read_bounded(Path::new(&in_group(file)));
+        let kills = read("memory.events")?
+            .lines()
+            .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
+        Ok(UsageResponse {
+            pids: read("pids.current")?.trim().parse().unwrap_or(0),
+            oom_kills: kills.unwrap_or(0),
+        })
     }
 
     /// Safe between fork and exec, before the user is changed.
@@ -47,11 +99,15 @@ impl Fence {
             };
             setrlimit(Resource::Nofile, both)?;
         }
-        if self.own_kernel {
+        if self.kernel == Kernel::Gvisor {
             // The agent has it to rename the box after a restore; nobody else needs it. That
             // nobody has as much as the agent also keeps everybody from tracing it.
             remove_capability_from_bounding_set(CapabilitySet::SYS_ADMIN)?;
         }
         Ok(())
     }
+}
+
+fn in_group(file: &str) -> String {
+    format!("{GROUP}/{file}")
 }

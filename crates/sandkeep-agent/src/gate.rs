@@ -32,6 +32,12 @@ impl Gate {
         }
     }
 
+    /// From now on this is the token; one that can not be a token lets nobody in.
+    pub(crate) fn renew(&self, token: &str) {
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) =
+            token.as_bytes().try_into().ok();
+    }
+
     /// Whether a caller may even try. Nobody in the box has the host's address.
     pub(crate) fn knows(&self, peer: IpAddr) -> bool {
         peer.to_canonical() == self.host
@@ -51,7 +57,8 @@ impl Gate {
         if fits(token.as_ref(), offered) {
             return true;
         }
-        // After a restore the one we remember is the old one's.
+        // After a restore the one we remember is the old one's. (A machine has no standard
+        // input; it is told on its port.)
         if let Some(fresh) = from_stdin() {
             *token = Some(fresh);
         }

@@ -18,7 +18,7 @@ use crate::process::{Launch, StdioKind, host_signal, spawn};
 use crate::reap::Target;
 use crate::server::no_content;
 use crate::users::read_bounded;
-use crate::{Body, State, ports};
+use crate::{Body, State, machine, ports};
 
 const WARM_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HOSTNAME: usize = 63;
@@ -64,6 +64,14 @@ pub(crate) async fn limits(state: State, request: Request<Incoming>) -> Response
     }
 }
 
+/// What the ward can not count from outside.
+pub(crate) fn usage(state: &State) -> Response<Body> {
+    match state.fence().usage() {
+        Ok(usage) => json_response(StatusCode::OK, &usage),
+        Err(error) => error_response(&ConnectError::failed_precondition(error.to_string())),
+    }
+}
+
 /// Tells the box who it is.
 pub(crate) async fn init(state: State, request: Request<Incoming>) -> Response<Body> {
     match read_json(request.into_body())
@@ -106,6 +114,11 @@ fn apply(state: &State, message: InitRequest) -> Result<(), ConnectError> {
                 write_file("/etc/hostname", &format!("{hostname}\n")),
             );
             note(state, "/etc/hosts", write_hosts(hostname));
+        }
+        if let Some(now) = message.timestamp_ms
+            && state.fence().has_own_clock()
+        {
+            note(state, "the clock", machine::set_clock(now));
         }
         if !message.keep_machine_id {
             note(state, "/etc/machine-id", write_machine_id());

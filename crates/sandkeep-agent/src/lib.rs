@@ -10,6 +10,7 @@ pub mod fs;
 mod gate;
 mod host;
 mod log;
+mod machine;
 mod metrics;
 mod oom;
 pub mod paths;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use http::{Response, StatusCode};
 use sandkeep_agent_api::Timestamp;
 use sandkeep_agent_api::host::Metrics;
+use sandkeep_agent_api::machine;
 
 use crate::connect::json_response;
 use crate::users::read_bounded;
@@ -156,13 +157,15 @@ fn memory() -> Memory {
     let info = read("/proc/meminfo").unwrap_or_default();
     let kib = |name| field(&info, name).unwrap_or(0) * 1024;
     let machine = kib("MemTotal");
-    let group = group_memory(
-        "/sys/fs/cgroup/memory.current",
-        "/sys/fs/cgroup/memory.stat",
-        "file",
-    )
-    .map(|(used, cache)| (used, cache, number("/sys/fs/cgroup/memory.max")))
-    .or_else(|| {
+    // The one of a virtual machine first: the root of the hierarchy has no such files there.
+    let unified = [machine::GROUP, "/sys/fs/cgroup"]
+        .into_iter()
+        .find_map(|base| {
+            let usage = format!("{base}/memory.current");
+            let (used, cache) = group_memory(&usage, &format!("{base}/memory.stat"), "file")?;
+            Some((used, cache, number(&format!("{base}/memory.max"))))
+        });
+    let group = unified.or_else(|| {
         let base = "/sys/fs/cgroup/memory";
         let usage = format!("{base}/memory.usage_in_bytes");
         let (used, cache) = group_memory(&usage, &format!("{base}/memory.stat"), "total_cache")?;

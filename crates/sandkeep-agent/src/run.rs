@@ -11,19 +11,21 @@ use std::time::Duration;
 
 use rustix::process::{Pid, getpid};
 use sandkeep_agent_api::channel;
+use sandkeep_agent_api::machine::{OPTION, Order};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::fence::Fence;
 use crate::gate::Gate;
 use crate::server::{self, Door};
-use crate::{State, oom, resident};
+use crate::{State, machine, oom, resident};
 
 /// Names the descriptor of the listening socket the ward hands over.
 const LISTEN_FD: &str = "SANDKEEP_LISTEN_FD";
-const USAGE: &str = "usage: sandkeep-agent [--listen PATH | --network HOST]\n\
+const USAGE: &str = "usage: sandkeep-agent [--listen PATH | --network HOST | --machine HOST]\n\
     --listen   a unix socket to make\n\
     --network  listen on the network for HOST alone, which proves itself by the token that\n\
                was written to our standard input; for a box with a kernel of its own\n\
+    --machine  be the init of a virtual machine, told by HOST on its serial port\n\
     without either the listening socket is inherited, see SANDKEEP_LISTEN_FD\n";
 
 /// Runs the agent until SIGTERM.
@@ -44,6 +46,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 enum Entrance {
     Socket(UnixListener),
     Network(TcpListener, IpAddr),
+    Machine(TcpListener, IpAddr, machine::Port, Order),
 }
 
 fn entrance(arguments: &[OsString]) -> io::Result<Entrance> {
@@ -52,16 +55,23 @@ fn entrance(arguments: &[OsString]) -> io::Result<Entrance> {
         [] => inherited_listener().map(Entrance::Socket),
         [option, path] if option == "--listen" => UnixListener::bind(path).map(Entrance::Socket),
         [option, host] if option == "--network" => {
-            let host = host
-                .to_str()
-                .and_then(|text| text.parse().ok())
-                .ok_or_else(usage)?;
+            let host = address(host).ok_or_else(usage)?;
             resident::settle(arguments)?;
             let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, channel::PORT))?;
             Ok(Entrance::Network(listener, host))
         }
+        [option, host] if option == OPTION => {
+            let host = address(host).ok_or_else(usage)?;
+            let (port, order) = machine::boot()?;
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, channel::PORT))?;
+            Ok(Entrance::Machine(listener, host, port, order))
+        }
         _ => Err(usage()),
     }
+}
+
+fn address(word: &OsString) -> Option<IpAddr> {
+    word.to_str()?.parse().ok()
 }
 
 fn inherited_listener() -> io::Result<UnixListener> {
@@ -87,6 +97,7 @@ fn serve(entrance: Entrance) -> io::Result<()> {
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
     runtime.block_on(async {
+        let mut port = None;
         let (door, fence) = match entrance {
             Entrance::Socket(listener) => {
                 listener.set_nonblocking(true)?;
@@ -97,10 +108,21 @@ fn serve(entrance: Entrance) -> io::Result<()> {
                 listener.set_nonblocking(true)?;
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 let gate = Arc::new(Gate::new(host));
-                (Door::Network(listener, gate), Fence::in_own_kernel())
+                (Door::Network(listener, gate), Fence::in_gvisor())
+            }
+            Entrance::Machine(listener, host, told, order) => {
+                listener.set_nonblocking(true)?;
+                let listener = tokio::net::TcpListener::from_std(listener)?;
+                let gate = Arc::new(Gate::new(host));
+                gate.renew(&order.token);
+                port = Some((told, Arc::clone(&gate)));
+                (Door::Network(listener, gate), Fence::in_machine())
             }
         };
         let state = State::new(oom::protect(), fence);
+        if let Some((port, gate)) = port {
+            machine::attend(port, gate, state.clone())?;
+        }
         let mut terminate = signal(SignalKind::terminate())?;
         tokio::select! {
             result = server::serve(door, state.clone()) => match result? {},

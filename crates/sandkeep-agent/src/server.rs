@@ -154,6 +154,7 @@ async fn dispatch(state: State, request: Request<Incoming>) -> Response<Body> {
         (&Method::GET, "/envs") => host::envs(&state),
         (&Method::POST, host_api::INIT_PATH) => host::init(state, request).await,
         (&Method::POST, host_api::LIMITS_PATH) => host::limits(state, request).await,
+        (&Method::GET, host_api::USAGE_PATH) => host::usage(&state),
         (&Method::POST, host_api::WARM_PATH) => host::warm(state).await,
         (&Method::POST, host_api::TRUST_PATH) => trust::trust(state, request).await,
         (&Method::POST, host_api::SIGNAL_PATH) => host::signal(state, request).await,

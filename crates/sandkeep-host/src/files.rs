@@ -1,13 +1,13 @@
 //! Directories of boxes, which are the host's alone.
 
 use crate::failure::Doing;
-use sandkeep_model::{Error, Result, SandboxId, random_token};
+use sandkeep_model::{Error, Result, SandboxId, Secret, random_token};
 use std::{
     fs::{self, DirBuilder},
-    io,
+    io::{self, Write as _},
     os::{
         fd::OwnedFd,
-        unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+        unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
     },
     path::{Path, PathBuf},
 };
@@ -56,6 +56,50 @@ pub fn make_private_dir(path: &Path) -> Result<()> {
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o700)))
         .doing(format_args!("making {}", path.display()))
         .map_err(Error::from)
+}
+
+const TOKEN: &str = "token";
+
+/// The token by which the agent knows us, in the directory of its box. It stays out of the
+/// ledger.
+pub fn write_token(box_dir: &Path, token: &Secret) -> Result<()> {
+    replace(&box_dir.join(TOKEN), token.expose().as_bytes())
+}
+
+pub fn read_token(box_dir: &Path) -> Result<Secret> {
+    fs::read_to_string(box_dir.join(TOKEN))
+        .map(Secret::new)
+        .doing("reading the token of the agent")
+        .map_err(Error::from)
+}
+
+/// Renamed into place: a reader sees the old file or the new one, never half of it.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let fresh = path.with_extension("new");
+    fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&fresh)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| fs::rename(&fresh, path))
+        .doing(format_args!("writing {}", path.display()))
+        .map_err(Error::from)
+}
+
+/// Every file in it and the directory itself are on disk when this returns.
+pub fn sync_dir(dir: &Path) -> Result<()> {
+    let sync = |path: &Path| {
+        fs::File::open(path)
+            .and_then(|file| file.sync_all())
+            .doing(format_args!("writing {} to disk", path.display()))
+    };
+    for entry in fs::read_dir(dir).doing("reading the image")? {
+        sync(&entry.doing("reading the image")?.path())?;
+    }
+    sync(dir)?;
+    Ok(())
 }
 
 /// Copies the agent to where boxes get it from. With mode 0111, run it but do not read it,

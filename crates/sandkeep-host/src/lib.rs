@@ -4,6 +4,8 @@
 pub mod cgroup;
 pub mod failure;
 pub mod files;
+pub mod netns;
 pub mod proc;
 pub mod slots;
+pub mod stream;
 pub mod work;

@@ -6,7 +6,7 @@ use sandkeep_model::{Error, Result};
 use sandkeep_store::Store;
 use sandkeep_vault::Vault;
 use sandkeep_ward::Ward;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -29,6 +29,8 @@ pub struct Core {
     pub deadlines: Deadlines,
     pub flights: Flights,
     pub starts: Semaphore,
+    /// Held by whoever makes another form of a template.
+    pub forms: Mutex<()>,
     /// Cancelled when the keeper closes: background work ends, what is under way finishes.
     pub closing: CancellationToken,
     /// What must be finished before the process ends.
@@ -54,6 +56,7 @@ impl Core {
             deadlines: Deadlines::default(),
             flights: Flights::default(),
             starts: Semaphore::new(STARTS_AT_ONCE),
+            forms: Mutex::default(),
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
         }))

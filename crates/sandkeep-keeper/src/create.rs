@@ -23,13 +23,11 @@ use crate::{
     agent,
     core::Core,
     egress::{Egress, EgressWish},
-    idempotency,
+    form, idempotency,
     meters::{self, Path},
     registry::Entry,
 };
 
-/// No ward needs this long unless something hangs.
-const START_DEADLINE: Duration = Duration::from_secs(30);
 const AFTER_A_START: Duration = Duration::from_millis(50);
 
 /// A request that may be carried out.
@@ -150,6 +148,7 @@ impl Core {
             }
             wish => self.levels.choose(wish)?,
         };
+        self.same_form(point.isolation, ward.as_ref())?;
         self.usable(&point, ward.as_ref()).await?;
         let network = self.reach(network)?;
         Ok(Plan {
@@ -252,7 +251,10 @@ impl Core {
             by,
         };
         // Side by side: a disk without a row is found and removed at the next start.
-        let (written, disk) = tokio::join!(self.store.insert(new), self.make_disk(&sandbox, from));
+        let (written, disk) = tokio::join!(
+            self.store.insert(new),
+            self.make_disk(entry, &sandbox, from)
+        );
         if from.is_none() {
             self.prepare_disks(&sandbox.template);
         }
@@ -276,17 +278,21 @@ impl Core {
         }
     }
 
-    async fn make_disk(&self, sandbox: &Sandbox, from: Option<&Point>) -> Result<Disk> {
-        let limit = sandbox.limits.disk_bytes();
+    async fn make_disk(
+        &self,
+        entry: &Entry,
+        sandbox: &Sandbox,
+        from: Option<&Point>,
+    ) -> Result<Disk> {
+        let ward = entry.ward.as_ref();
         match from {
             Some(point) => {
                 self.vault
-                    .disk_from_point(&sandbox.id, &point.id, limit)
+                    .disk_from_point(&sandbox.id, &point.id, form::quota(ward, &sandbox.limits))
                     .await
             }
             None => {
-                self.vault
-                    .create_disk(&sandbox.id, &sandbox.template, limit)
+                self.template_disk(ward, &sandbox.id, &sandbox.template, &sandbox.limits)
                     .await
             }
         }
@@ -333,12 +339,13 @@ impl Core {
                 None => entry.ward.start(spec).await,
             }
         };
-        let live = tokio::time::timeout(START_DEADLINE, begin)
+        let patience = entry.ward.patience();
+        let live = tokio::time::timeout(patience, begin)
             .await
             .unwrap_or_else(|_| {
                 Err(Error::new(
                     Code::DeadlineExceeded,
-                    format!("the box did not start in {} s", START_DEADLINE.as_secs()),
+                    format!("the box did not start in {} s", patience.as_secs()),
                 )
                 .hint("the host may be overloaded; try again"))
             })

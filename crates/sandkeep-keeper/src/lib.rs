@@ -11,6 +11,7 @@ mod create;
 mod egress;
 mod events;
 mod expiry;
+mod form;
 mod idempotency;
 mod isolation;
 mod keeper;

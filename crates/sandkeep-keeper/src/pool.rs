@@ -23,7 +23,7 @@ use crate::{
     core::Core,
     create::{Plan, blank},
     egress::Egress,
-    meters,
+    form, meters,
     registry::{Entry, Registry},
     sync::lock,
 };
@@ -179,6 +179,10 @@ impl Core {
         let Some(template) = &plan.template else {
             return Ok(None);
         };
+        // A machine that waits has the size of those who ask for nothing, and does not grow.
+        if plan.ward.disk_form().is_some() && plan.limits != self.config.limits.default {
+            return Ok(None);
+        }
         while let Some(ready) = self.pool.take(template, plan.ward.level()) {
             self.count_pool();
             let claimed = self.claim(ready, plan, given).await?;
@@ -278,7 +282,7 @@ impl Core {
         }
         if from.disk_mib != to.disk_mib {
             self.vault
-                .set_disk_limit(&entry.id, to.disk_bytes())
+                .set_disk_limit(&entry.id, form::quota(entry.ward.as_ref(), to))
                 .await?;
         }
         let same_but_disk = Limits {

@@ -1,7 +1,11 @@
 //! Just enough netlink for the networks of boxes: messages built by hand.
 
 mod cable;
+mod link;
 mod messages;
 
-pub use cable::{AGENT_PORT, BOX_END, BOX_V4, BOX_V6, HOST_END, HOST_V4, HOST_V6};
+pub use cable::{
+    AGENT_PORT, BOX_END, BOX_MAC, BOX_V4, BOX_V6, HOST_END, HOST_MAC, HOST_V4, HOST_V6,
+};
+pub use link::{BOX_SIDE, HOST_SIDE, NEW_LINK, Side, configure, device, index_of, set_mac};
 pub use messages::{ACK, APPEND, CREATE, EXCLUSIVE, Messages, REPLACE, REQUEST};

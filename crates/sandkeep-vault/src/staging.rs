@@ -18,7 +18,7 @@ use std::{
 use crate::{
     btrfs,
     doing::Doing as _,
-    point,
+    form, point,
     quota::{Quota, Tidied},
 };
 
@@ -35,6 +35,11 @@ pub struct Layout {
     pub points: PathBuf,
     staging: PathBuf,
     graves: PathBuf,
+}
+
+fn is_form(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with(form::PREFIX))
 }
 
 impl Layout {
@@ -103,8 +108,10 @@ impl Layout {
             return self.remove_subvolume(path, quota);
         }
         // A template or a point: its tree goes in one call, not file by file.
-        for name in ["root", point::DISK] {
-            let root = path.join(name);
+        let forms = fs::read_dir(path).doing_to("reading", path)?.flatten();
+        let forms = forms.map(|entry| entry.path()).filter(|path| is_form(path));
+        let own = ["root", point::DISK].map(|name| path.join(name));
+        for root in own.into_iter().chain(forms) {
             if root.is_dir() && btrfs::is_subvolume(&root).doing_to("looking at", &root)? {
                 self.remove_subvolume(&root, quota)?;
             }

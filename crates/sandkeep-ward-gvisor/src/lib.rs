@@ -17,7 +17,6 @@ mod save;
 mod spec;
 mod stage;
 mod start;
-mod stream;
 mod sweep;
 mod ward;
 mod watch;

@@ -1,18 +1,15 @@
 //! The ward's note about one box: in the ledger (given back at adoption) and in the directory
 //! of the box (so that leftovers can be found without the ledger).
 
-use sandkeep_host::{cgroup::Cgroups, failure::Doing as _, proc};
-use sandkeep_model::{Error, Result, Secret};
+use sandkeep_host::{cgroup::Cgroups, failure::Doing as _, files::replace, proc};
+use sandkeep_model::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{
     fs,
-    io::Write as _,
-    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
 const FILE: &str = "box.json";
-const TOKEN: &str = "token";
 
 /// Where a running box is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,31 +90,4 @@ impl Note {
     pub fn read(box_dir: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(box_dir.join(FILE)).ok()?).ok()
     }
-}
-
-/// The token by which the agent knows us. It stays out of the ledger.
-pub fn write_token(box_dir: &Path, token: &Secret) -> Result<()> {
-    replace(&box_dir.join(TOKEN), token.expose().as_bytes())
-}
-
-pub fn read_token(box_dir: &Path) -> Result<Secret> {
-    fs::read_to_string(box_dir.join(TOKEN))
-        .map(Secret::new)
-        .doing("reading the token of the agent")
-        .map_err(Error::from)
-}
-
-/// Renamed into place: a reader sees the old file or the new one, never half of it.
-fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    let fresh = path.with_extension("new");
-    fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&fresh)
-        .and_then(|mut file| file.write_all(bytes))
-        .and_then(|()| fs::rename(&fresh, path))
-        .doing(format_args!("writing {}", path.display()))
-        .map_err(Error::from)
 }

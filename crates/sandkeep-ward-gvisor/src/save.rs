@@ -7,7 +7,7 @@ use crate::{
     start::{self, no_runsc},
     ward::Inner,
 };
-use sandkeep_host::{failure::Doing as _, work::blocking};
+use sandkeep_host::{failure::Doing as _, files::sync_dir, work::blocking};
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::Engine;
 use std::{ffi::OsStr, fs, path::Path, sync::Arc, time::Duration};
@@ -145,20 +145,6 @@ async fn stand_still(live: &Arc<Live>) -> Result<()> {
 async fn hold_still(live: &Live) -> Result<()> {
     let cgroups = live.record.cgroups.clone();
     blocking(move || cgroups.freeze(FREEZE_DEADLINE).map_err(Error::from)).await
-}
-
-/// Every file and the directory itself are on disk when this returns.
-fn sync_dir(dir: &Path) -> Result<()> {
-    let sync = |path: &Path| {
-        fs::File::open(path)
-            .and_then(|file| file.sync_all())
-            .doing(format_args!("writing {} to disk", path.display()))
-    };
-    for entry in fs::read_dir(dir).doing("reading the image")? {
-        sync(&entry.doing("reading the image")?.path())?;
-    }
-    sync(dir)?;
-    Ok(())
 }
 
 /// Tells one build of the program from another that took its place.

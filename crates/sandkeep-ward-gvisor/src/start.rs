@@ -4,28 +4,34 @@ use crate::{
     idmap,
     live::{self, Live},
     network,
-    record::{Note, Record, write_token},
+    record::{Note, Record},
     runsc::{self, Runsc},
     spec::{self, Words, host_limits},
     stage::Stage,
-    stream::BoxStream,
     ward::Inner,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
-use sandkeep_agent_api::{channel::TOKEN_LENGTH, host::LimitsRequest};
+use sandkeep_agent_api::{
+    channel::{PORT, TOKEN_LENGTH},
+    host::LimitsRequest,
+};
 use sandkeep_agent_client::Agent;
 use sandkeep_host::{
     cgroup::Cgroups,
     failure::Doing as _,
-    files::{make_private_dir, remove_dir},
+    files::{make_private_dir, remove_dir, write_token},
+    netns,
     slots::Slot,
+    stream::BoxStream,
     work::{blocking, lock},
 };
 use sandkeep_model::{Code, Error, Limits, Result, SandboxId, Secret, random_token};
+use sandkeep_netlink::{AGENT_PORT, BOX_V4};
 use sandkeep_ward::{BoxSpec, LiveBox};
 use std::{
     ffi::OsStr,
     fs, io,
+    net::SocketAddr,
     os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
     sync::Arc,
@@ -38,6 +44,8 @@ use tokio::{
 
 /// Until the agent listens. Starting takes half a second, on a busy host some.
 const AGENT_DEADLINE: Duration = Duration::from_secs(60);
+// The moat knows the agent's answers by it.
+const _: () = assert!(AGENT_PORT == PORT);
 const AGENT_PAUSE: Duration = Duration::from_millis(5);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(10);
@@ -222,7 +230,8 @@ fn token_pipe(token: &Secret) -> Result<OwnedFd> {
 /// A connection on which the agent listens to us.
 pub(crate) async fn connect(live: &Live) -> Result<BoxStream> {
     let dialled = async {
-        let mut stream = network::dial(live.netns()).await?;
+        let agent = SocketAddr::from((BOX_V4, PORT));
+        let mut stream = netns::dial(live.netns(), agent).await?;
         let line = format!("{}\n", live.token.expose());
         stream.write_all(line.as_bytes()).await?;
         Ok(BoxStream::new(stream, live.over.clone()))
@@ -256,6 +265,7 @@ pub(crate) async fn set_inner_limits(live: &Live, limits: &Limits, wait: Duratio
     let request = LimitsRequest {
         open_files: limits.open_files.into(),
         pids: limits.pids.into(),
+        memory_bytes: None,
     };
     let until = Instant::now() + wait;
     loop {

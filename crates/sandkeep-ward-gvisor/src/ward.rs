@@ -5,7 +5,7 @@ use crate::{
     config::GvisorWardConfig,
     control,
     live::{self, Live},
-    record::{Note, Record, read_token},
+    record::{Note, Record},
     save::Stamp,
     spec::host_limits,
     stage, start, watch,
@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use sandkeep_host::{
     cgroup::{Cgroups, layout::Layout, tree_name},
     failure::Doing as _,
-    files::{box_dirs, install_agent, make_private_dir, remove_dir},
+    files::{box_dirs, install_agent, make_private_dir, read_token, remove_dir},
     proc,
     slots::{Slot, Slots},
     work::{blocking, lock},

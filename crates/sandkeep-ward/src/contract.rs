@@ -1,4 +1,4 @@
-use std::{collections::HashSet, os::fd::OwnedFd, path::Path};
+use std::{collections::HashSet, os::fd::OwnedFd, path::Path, time::Duration};
 
 use async_trait::async_trait;
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage};
@@ -69,6 +69,23 @@ pub trait Ward: Send + Sync + 'static {
 
     /// Looks at the host. Any [`crate::Verdict::Missing`] means that [`Ward::start`] would fail.
     async fn check(&self) -> Vec<Check>;
+
+    /// What the root of a box at this level holds: `None`, the files of its template as they
+    /// are; else the name of another form of them, which [`Ward::form_disk`] makes.
+    fn disk_form(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Makes this level's form of a template, once for all boxes: `tree` has its files, `into`
+    /// is an empty directory which becomes the root that boxes get copies of.
+    async fn form_disk(&self, _tree: &Path, _into: &Path) -> Result<()> {
+        Err(cannot(self.level(), "make another form of a template"))
+    }
+
+    /// How long a start may take before something must be wrong.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(30)
+    }
 
     /// Starts a box. When this returns the agent is running and its channel can be opened.
     /// On error nothing of the box is left behind.

@@ -70,6 +70,10 @@ settings! {
     /// Run although the disk use of boxes can not be limited on this host
     #[arg(num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     allow_unlimited_disk: bool = "SANDKEEP_ALLOW_UNLIMITED_DISK",
+    /// Directory with the kernel of machines, for the isolation level microvm
+    /// [default: /usr/share/sandkeep/kernel]
+    #[arg(value_name = "DIR")]
+    microvm_kernel: PathBuf = "SANDKEEP_MICROVM_KERNEL",
     /// Domain under which boxes are reached as <port>-<id>.<domain>
     #[arg(value_name = "NAME")]
     domain: String = "SANDKEEP_DOMAIN",
@@ -163,6 +167,7 @@ pub struct Config {
     pub storage_dir: Option<PathBuf>,
     pub storage_size: Size,
     pub allow_unlimited_disk: bool,
+    pub microvm_kernel: Option<PathBuf>,
     pub domain: Option<String>,
     pub max_connections: usize,
     pub log_level: Option<String>,
@@ -215,6 +220,7 @@ impl Config {
             storage_dir: settings.storage_dir.as_deref().map(absolute).transpose()?,
             storage_size,
             allow_unlimited_disk: settings.allow_unlimited_disk.unwrap_or(false),
+            microvm_kernel: settings.microvm_kernel,
             domain: settings.domain,
             max_connections: settings.max_connections.unwrap_or(20_000),
             log_level: settings.log_level,

@@ -1,7 +1,11 @@
 //! `doctor`: what this host can do, what is missing, what to install. Needs no server and no
 //! root, though root sees more.
 
-use std::{collections::HashSet, env, fs, path::Path};
+use std::{
+    collections::HashSet,
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use sandkeep_model::{Isolation, human_bytes};
 use sandkeep_ward::{Check, Verdict};
@@ -34,7 +38,16 @@ struct Level {
 pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
     let config = Config::load(args.place.settings(), None)?;
     // Looking at files and tools blocks for moments only, and nothing else runs here.
-    let mut report = examine(&config, sandkeep_ward_gvisor::check_host(None).await);
+    let kernel = config.microvm_kernel.clone().or_else(|| {
+        // The flags of this command are few; the variable of the server counts, too.
+        env::var_os("SANDKEEP_MICROVM_KERNEL").map(PathBuf::from)
+    });
+    let offered = sandkeep_ward_microvm::Accel::offered();
+    let (gvisor, microvm) = tokio::join!(
+        sandkeep_ward_gvisor::check_host(None),
+        sandkeep_ward_microvm::check_host(None, kernel.as_deref(), offered)
+    );
+    let mut report = examine(&config, gvisor, microvm);
     report.host.push(network::check().await);
     if output.json {
         output.json(&report)?;
@@ -44,7 +57,7 @@ pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
     Ok(u8::from(!report.ready))
 }
 
-fn examine(config: &Config, gvisor: Vec<Check>) -> Report {
+fn examine(config: &Config, gvisor: Vec<Check>, microvm: Vec<Check>) -> Report {
     let mut seen = HashSet::new();
     let host = once(&mut seen, host_checks(config));
     let container = once(
@@ -57,6 +70,11 @@ fn examine(config: &Config, gvisor: Vec<Check>) -> Report {
         usable: fine(&gvisor),
         checks: once(&mut seen, gvisor),
     };
+    let microvm = Level {
+        level: Isolation::Microvm,
+        usable: fine(&microvm),
+        checks: once(&mut seen, microvm),
+    };
     let levels = vec![
         Level {
             level: Isolation::Container,
@@ -64,7 +82,7 @@ fn examine(config: &Config, gvisor: Vec<Check>) -> Report {
             checks: container,
         },
         gvisor,
-        not_built(Isolation::Microvm),
+        microvm,
     ];
     Report {
         ready: usable && fine(&host),
@@ -91,18 +109,6 @@ fn once(seen: &mut HashSet<String>, checks: Vec<Check>) -> Vec<Check> {
 
 fn fine(checks: &[Check]) -> bool {
     checks.iter().all(|check| check.verdict != Verdict::Missing)
-}
-
-fn not_built(level: Isolation) -> Level {
-    Level {
-        level,
-        usable: false,
-        checks: vec![Check::missing(
-            &format!("{level} driver"),
-            "this version of sandkeep has none",
-            "use the container level",
-        )],
-    }
 }
 
 fn host_checks(config: &Config) -> Vec<Check> {
@@ -243,7 +249,12 @@ mod tests {
             Check::missing("runsc", "not installed", "install it"),
             Check::ok("root", "the server runs as root"),
         ];
-        let report = examine(&Config::load(settings, None).unwrap(), gvisor);
+        let microvm = vec![
+            Check::missing("qemu", "not installed", "install it"),
+            Check::ok("root", "the server runs as root"),
+        ];
+        let report = examine(&Config::load(settings, None).unwrap(), gvisor, microvm);
+        assert!(!report.levels[2].usable, "{report:?}");
         assert!(!report.levels[1].usable, "{report:?}");
         let all: Vec<&Check> = report
             .host

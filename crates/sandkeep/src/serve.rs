@@ -22,6 +22,7 @@ use sandkeep_vault::Vault;
 use sandkeep_ward::Ward;
 use sandkeep_ward_container::{ContainerWard, ContainerWardConfig};
 use sandkeep_ward_gvisor::{GvisorWard, GvisorWardConfig};
+use sandkeep_ward_microvm::{MicrovmWard, MicrovmWardConfig};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -208,9 +209,18 @@ async fn open_keeper(
     let container = ContainerWard::new(container_config(state.path(), agent.clone()))?;
     let gvisor = GvisorWard::new(GvisorWardConfig::new(
         state.path().join("ward-gvisor"),
-        agent,
+        agent.clone(),
     ))?;
-    let wards: Vec<Arc<dyn Ward>> = vec![container, gvisor];
+    let microvm = MicrovmWard::new(MicrovmWardConfig {
+        kernel: config.microvm_kernel.clone(),
+        ..MicrovmWardConfig::new(
+            state.path().join("ward-microvm"),
+            // Beside the images of boxes, which share its blocks.
+            vault.pool().await?.path.join("machines"),
+            agent,
+        )
+    })?;
+    let wards: Vec<Arc<dyn Ward>> = vec![container, gvisor, microvm];
     let keeper = KeeperConfig {
         network: network(&config.network, &profiles, parts).await?,
         ..config.keeper.clone()

@@ -8,7 +8,7 @@ use sandkeep_model::{
 use sandkeep_store::{TimeStep, WardNote};
 use sandkeep_ward::LiveBox;
 
-use crate::{agent, core::Core, registry::Entry};
+use crate::{agent, core::Core, form, registry::Entry};
 
 /// How a wake-up ends in the ledger.
 pub(super) struct Awake {
@@ -163,7 +163,11 @@ impl Core {
         let disk = match point {
             Some(point) if was_touched => {
                 self.vault
-                    .replace_disk(&entry.id, &point.id, sandbox.limits.disk_bytes())
+                    .replace_disk(
+                        &entry.id,
+                        &point.id,
+                        form::quota(entry.ward.as_ref(), &sandbox.limits),
+                    )
                     .await?
             }
             _ => self.vault.disk(&entry.id).await?,

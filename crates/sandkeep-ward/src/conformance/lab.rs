@@ -44,6 +44,11 @@ impl Lab {
         })
     }
 
+    /// The template, read-only.
+    pub fn rootfs(&self) -> &Path {
+        &self.rootfs
+    }
+
     pub fn agent(&self) -> PathBuf {
         self.agent.clone()
     }
@@ -77,8 +82,9 @@ impl Lab {
     }
 }
 
-impl Drop for Lab {
-    fn drop(&mut self) {
+impl Lab {
+    /// Removes all roots made so far.
+    pub fn drop_roots(&self) {
         for root in self.roots.lock().expect("the list").drain(..) {
             let deleted = Command::new("btrfs")
                 .args(["subvolume", "delete"])
@@ -90,6 +96,12 @@ impl Drop for Lab {
                 root.display()
             );
         }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.drop_roots();
     }
 }
 

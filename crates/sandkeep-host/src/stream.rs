@@ -14,6 +14,7 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+#[derive(Debug)]
 pub struct BoxStream {
     stream: TcpStream,
     over: Pin<Box<WaitForCancellationFutureOwned>>,

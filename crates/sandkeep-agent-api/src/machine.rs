@@ -1,0 +1,118 @@
+//! What the host tells an agent that is the init of a virtual machine.
+//!
+//! The agent reads orders, one JSON object a line, from a serial port that only the host has
+//! the other end of. The first one is given to a machine that was booted, checked and written
+//! down before anybody wanted a box; later ones to boxes that were restored with their memory.
+
+use serde::{Deserialize, Serialize};
+
+/// The port, as the kernel of the machine names it.
+pub const PORT: &str = "/dev/vport0p1";
+/// The disk of the box.
+pub const DISK: &str = "/dev/vda";
+/// The driver that is left for the first order: it asks for the size of the disk once.
+pub const DISK_DRIVER: &str = "virtio_blk";
+/// Drivers in the initial file system; what a kernel has built in is not there.
+pub const DRIVERS: [&str; 8] = [
+    "virtio",
+    "virtio_ring",
+    "virtio_mmio",
+    "virtio_console",
+    "failover",
+    "net_failover",
+    "virtio_net",
+    DISK_DRIVER,
+];
+/// Where they are.
+pub const DRIVERS_DIR: &str = "/drivers";
+/// The control group of everything that runs in the box, the agent included.
+pub const GROUP: &str = "/sys/fs/cgroup/box";
+/// What the agent says when the machine works and waits for its first order.
+pub const READY: &str = "ready";
+/// The option that makes the agent the init of a machine.
+pub const OPTION: &str = "--machine";
+/// Longer lines are none of ours.
+pub const MOST_ORDER: usize = 4096;
+/// Bytes that reseed the random numbers of the machine.
+pub const ENTROPY_BYTES: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// What connections begin with from now on.
+    pub token: String,
+    /// Random bytes of the host, in hexadecimal: copies of a machine must not draw the same.
+    pub entropy: String,
+    /// The host's clock.
+    pub timestamp_ms: i64,
+    pub hostname: String,
+}
+
+impl Order {
+    /// One line for the port.
+    pub fn to_line(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self).map(|text| text + "\n")
+    }
+
+    /// Finds the last whole order in what was read: a line that was cut off by a copy of the
+    /// machine may be before it.
+    pub fn last_in(bytes: &[u8]) -> Option<Self> {
+        let end = bytes.iter().rposition(|byte| *byte == b'\n')?;
+        bytes[..end]
+            .split(|byte| *byte == b'\n')
+            .rev()
+            .find_map(Self::in_line)
+    }
+
+    fn in_line(line: &[u8]) -> Option<Self> {
+        // What was cut off has no end; ours begins with the last bracket.
+        let start = line.iter().rposition(|byte| *byte == b'{')?;
+        serde_json::from_slice(&line[start..]).ok()
+    }
+
+    /// The random bytes themselves.
+    pub fn entropy_bytes(&self) -> Option<Vec<u8>> {
+        let digits = self.entropy.as_bytes();
+        if digits.len() != 2 * ENTROPY_BYTES {
+            return None;
+        }
+        digits
+            .chunks(2)
+            .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(token: &str) -> Order {
+        Order {
+            token: token.to_owned(),
+            entropy: "0a".repeat(ENTROPY_BYTES),
+            timestamp_ms: 5,
+            hostname: "box".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_last_whole_order_counts() {
+        let text = order("a").to_line().unwrap() + &order("b").to_line().unwrap();
+        assert_eq!(Order::last_in(text.as_bytes()), Some(order("b")));
+        assert_eq!(
+            Order::last_in(&text.as_bytes()[..text.len() - 1]),
+            Some(order("a"))
+        );
+        let glued = format!("{{\"token\":\"ha{}", order("c").to_line().unwrap());
+        assert_eq!(Order::last_in(glued.as_bytes()), Some(order("c")));
+        assert_eq!(Order::last_in(b"\n\n"), None);
+    }
+
+    #[test]
+    fn entropy_is_whole_or_none() {
+        assert_eq!(order("a").entropy_bytes(), Some(vec![10; ENTROPY_BYTES]));
+        let mut short = order("a");
+        short.entropy.pop();
+        assert_eq!(short.entropy_bytes(), None);
+    }
+}

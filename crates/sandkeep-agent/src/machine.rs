@@ -1,0 +1,322 @@
+//! The agent as the init of a virtual machine.
+//!
+//! [`boot`] runs in the initial file system: drivers, network, a proof that timers tick. Then
+//! the machine waits, and is written down by the host as it waits. Whoever wants a box gets a
+//! copy, which is given its first order: it draws new random numbers, sets its clock, mounts
+//! the disk of the box and goes on in it. A box that is restored later with its memory is told
+//! the same by [`attend`].
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::mount::{MountFlags, mount, mount_move};
+use rustix::process::{chdir, chroot};
+use rustix::time::{ClockId, Timespec, clock_settime};
+use sandkeep_agent_api::host::LogLevel;
+use sandkeep_agent_api::machine::{
+    DISK, DISK_DRIVER, DRIVERS, DRIVERS_DIR, GROUP, MOST_ORDER, Order, PORT, READY,
+};
+use sandkeep_netlink as cable;
+
+use crate::State;
+use crate::gate::Gate;
+
+const BOX: &str = "/box";
+const NOBODY: Duration = Duration::from_millis(20);
+/// A device may take a moment to get its file.
+const DEVICE_LOOKS: u32 = 500;
+const DEVICE_PAUSE: Duration = Duration::from_millis(2);
+/// A machine whose timer does not tick never comes back from it, and is thrown away.
+const PROOF: Duration = Duration::from_millis(100);
+/// Of ext4: grow to this many blocks (`_IOW('f', 16, __u64)`).
+const RESIZE: libc::Ioctl = 0x4008_6610;
+/// Credits the bytes as entropy, and draws the kernel's key anew from them.
+const ADD_ENTROPY: libc::Ioctl = 0x4008_5203;
+const RESEED: libc::Ioctl = 0x5207;
+
+/// The serial port to the host.
+#[derive(Debug)]
+pub(crate) struct Port(File);
+
+/// From the first instruction of this program to the first order, carried out.
+pub(crate) fn boot() -> io::Result<(Port, Order)> {
+    first_mounts()?;
+    load_all()?;
+    network()?;
+    let mut port = File::options().read(true).write(true).open(found(PORT)?)?;
+    std::thread::sleep(PROOF);
+    writeln!(port, "{READY} {}", timer_ticks())?;
+    let order = next_order(&mut port)?;
+    renew(&order)?;
+    enter_box()?;
+    rustix::system::sethostname(order.hostname.as_bytes())?;
+    Ok((Port(port), order))
+}
+
+/// Carries out the orders that come after a restore, on a thread of its own: the port has no
+/// end that a runtime could wait for.
+pub(crate) fn attend(port: Port, gate: Arc<Gate>, state: State) -> io::Result<()> {
+    std::thread::Builder::new()
+        .name("orders".to_owned())
+        .stack_size(64 << 10)
+        .spawn(move || {
+            if let Err(error) = listen(port.0, &gate, &state) {
+                let message = format!("the host can not tell this box anything any more: {error}");
+                state.log().add(LogLevel::Error, message);
+            }
+        })
+        .map(drop)
+}
+
+fn listen(mut port: File, gate: &Gate, state: &State) -> io::Result<()> {
+    loop {
+        let order = next_order(&mut port)?;
+        // The token last: who is let in finds everything done.
+        if let Err(error) = renew(&order) {
+            let message = format!("what must be new after a restore is not: {error}");
+            state.log().add(LogLevel::Error, message);
+            continue;
+        }
+        // What the box is called is the host's to say later, too.
+        let _named = rustix::system::sethostname(order.hostname.as_bytes());
+        gate.renew(&order.token);
+    }
+}
+
+/// The clock of the machine; it stood still with it.
+pub(crate) fn set_clock(timestamp_ms: i64) -> io::Result<()> {
+    let now = Timespec {
+        tv_sec: timestamp_ms.div_euclid(1000),
+        tv_nsec: timestamp_ms.rem_euclid(1000) * 1_000_000,
+    };
+    clock_settime(ClockId::Realtime, now)?;
+    Ok(())
+}
+
+/// What must not be the same in two copies of a machine: random numbers first of all.
+fn renew(order: &Order) -> io::Result<()> {
+    let bytes = order
+        .entropy_bytes()
+        .ok_or_else(|| io::Error::other("the host sent no random bytes"))?;
+    add_entropy(&bytes)?;
+    set_clock(order.timestamp_ms)
+}
+
+fn add_entropy(bytes: &[u8]) -> io::Result<()> {
+    let pool = File::options().write(true).open("/dev/urandom")?;
+    let number = |value: usize| {
+        i32::try_from(value)
+            .map(i32::to_ne_bytes)
+            .map_err(io::Error::other)
+    };
+    let mut request = Vec::with_capacity(8 + bytes.len());
+    request.extend_from_slice(&number(bytes.len() * 8)?);
+    request.extend_from_slice(&number(bytes.len())?);
+    request.extend_from_slice(bytes);
+    // SAFETY: the kernel reads two numbers and as many bytes as the second one says from
+    // `request`, which lives until the call returns.
+    let added = unsafe { libc::ioctl(pool.as_raw_fd(), ADD_ENTROPY, request.as_ptr()) };
+    if added != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call takes no argument.
+    let reseeded = unsafe { libc::ioctl(pool.as_raw_fd(), RESEED) };
+    if reseeded != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn first_mounts() -> io::Result<()> {
+    for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
+        fs::create_dir_all(place)?;
+        mounted(kind, place, MountFlags::empty(), None)?;
+    }
+    Ok(())
+}
+
+fn mounted(kind: &str, place: &str, flags: MountFlags, data: Option<&str>) -> io::Result<()> {
+    let data = data.map(CString::new).transpose()?;
+    mount(kind, place, kind, flags, data.as_deref())
+        .map_err(|error| io::Error::other(format!("mounting {kind} on {place}: {error}")))
+}
+
+/// Drivers need each other, and which needs which is not the same in every kernel.
+fn load_all() -> io::Result<()> {
+    let mut left: Vec<&str> = DRIVERS
+        .into_iter()
+        .filter(|name| *name != DISK_DRIVER)
+        .collect();
+    while !left.is_empty() {
+        let (before, mut refused) = (left.len(), Ok(()));
+        left.retain(|name| {
+            let loaded = load(name);
+            let again = loaded.is_err();
+            if again {
+                refused = loaded;
+            }
+            again
+        });
+        if left.len() == before {
+            return refused;
+        }
+    }
+    Ok(())
+}
+
+/// A driver the kernel has built in is not among ours.
+fn load(name: &str) -> io::Result<()> {
+    let file = match File::open(format!("{DRIVERS_DIR}/{name}.ko")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    // SAFETY: the descriptor is open and the parameters are a terminated empty string.
+    let done = unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
+    match io::Error::last_os_error() {
+        _ if done == 0 => Ok(()),
+        error if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        error => Err(io::Error::other(format!("loading {name}: {error}"))),
+    }
+}
+
+fn found(device: &str) -> io::Result<&str> {
+    for _ in 0..DEVICE_LOOKS {
+        if Path::new(device).exists() {
+            return Ok(device);
+        }
+        std::thread::sleep(DEVICE_PAUSE);
+    }
+    Err(io::Error::other(format!("there is no {device}")))
+}
+
+/// The addresses every box has.
+fn network() -> io::Result<()> {
+    // Addresses that nobody asked for would be spoken to by nobody.
+    let _without_v6 = fs::write("/proc/sys/net/ipv6/conf/default/addr_gen_mode", "1");
+    let _without_v6 = fs::write("/proc/sys/net/ipv6/conf/default/accept_ra", "0");
+    let loopback = cable::index_of("lo")?;
+    let device = found(&format!("/sys/class/net/{}", cable::BOX_END))
+        .and_then(|_| cable::index_of(cable::BOX_END))?;
+    cable::configure(loopback, device, &cable::BOX_SIDE)?;
+    // Everybody may ping.
+    let _refused = fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647");
+    Ok(())
+}
+
+/// How often the timer of the first CPU has ticked, for the host's notes.
+fn timer_ticks() -> u64 {
+    fs::read_to_string("/proc/interrupts")
+        .unwrap_or_default()
+        .lines()
+        .find_map(|line| {
+            let ticks = line.trim_start().strip_prefix("LOC:")?;
+            ticks.split_ascii_whitespace().next()?.parse().ok()
+        })
+        .unwrap_or(0)
+}
+
+/// Waits for an order. QEMU holds the other end of the port open, so there is no end of it.
+fn next_order(port: &mut File) -> io::Result<Order> {
+    let mut heard = Vec::new();
+    loop {
+        let mut part = [0; 512];
+        match port.read(&mut part) {
+            // Nobody is at the other end: not for long.
+            Ok(0) => {
+                heard.clear();
+                std::thread::sleep(NOBODY);
+            }
+            Ok(count) => heard.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(order) = Order::last_in(&heard) {
+            return Ok(order);
+        }
+        if heard.len() > MOST_ORDER {
+            heard.clear();
+        }
+    }
+}
+
+/// Mounts the disk of the box, takes it for the root, and makes what a Linux system expects.
+fn enter_box() -> io::Result<()> {
+    load(DISK_DRIVER)?;
+    fs::create_dir_all(BOX)?;
+    mount(found(DISK)?, BOX, "ext4", MountFlags::empty(), None)
+        .map_err(|error| io::Error::other(format!("mounting the disk: {error}")))?;
+    grow()?;
+    for place in ["dev", "proc", "sys", "run", "tmp"] {
+        fs::create_dir_all(Path::new(BOX).join(place))?;
+    }
+    for place in ["dev", "proc", "sys"] {
+        mount_move(format!("/{place}"), format!("{BOX}/{place}"))?;
+    }
+    fs::remove_dir_all(DRIVERS_DIR)?;
+    chdir(BOX)?;
+    mount_move(BOX, "/")?;
+    chroot(".")?;
+    chdir("/")?;
+    let plain = MountFlags::NOSUID | MountFlags::NODEV;
+    let terminals = Some("mode=620,gid=5,ptmxmode=666");
+    for place in ["/dev/pts", "/dev/shm", GROUP_MOUNT] {
+        fs::create_dir_all(place)?;
+    }
+    mounted("devpts", "/dev/pts", MountFlags::NOSUID, terminals)?;
+    mounted("tmpfs", "/dev/shm", plain, Some("mode=1777"))?;
+    mounted("tmpfs", "/run", plain, Some("mode=755"))?;
+    fs::create_dir_all("/run/lock")?;
+    for (link, to) in [
+        ("/dev/fd", "/proc/self/fd"),
+        ("/dev/stdin", "/proc/self/fd/0"),
+        ("/dev/stdout", "/proc/self/fd/1"),
+        ("/dev/stderr", "/proc/self/fd/2"),
+    ] {
+        if let Err(error) = std::os::unix::fs::symlink(to, link)
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(error);
+        }
+    }
+    join_group()
+}
+
+const GROUP_MOUNT: &str = "/sys/fs/cgroup";
+
+/// Everything of the box is in one group, which has its limits. The root of the hierarchy stays
+/// free for programs that make groups of their own.
+fn join_group() -> io::Result<()> {
+    let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mounted("cgroup2", GROUP_MOUNT, quiet, None)?;
+    fs::write(
+        format!("{GROUP_MOUNT}/cgroup.subtree_control"),
+        "+memory +pids",
+    )?;
+    fs::create_dir(GROUP)?;
+    fs::write(format!("{GROUP}/cgroup.procs"), "1")
+}
+
+/// The disk may be larger than the file system that was made for the template.
+fn grow() -> io::Result<()> {
+    let sectors: u64 = fs::read_to_string("/sys/class/block/vda/size")?
+        .trim()
+        .parse()
+        .map_err(io::Error::other)?;
+    let found = rustix::fs::statvfs(BOX)?;
+    let blocks = sectors * 512 / found.f_bsize.max(512);
+    let root = File::open(BOX)?;
+    // SAFETY: the kernel reads one number, which lives until the call returns.
+    let grown = unsafe { libc::ioctl(root.as_raw_fd(), RESIZE, &raw const blocks) };
+    if grown == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    Err(io::Error::other(format!(
+        "growing the disk to {blocks} blocks: {error}"
+    )))
+}

@@ -1,0 +1,45 @@
+//! What the operator and the server decide for this ward.
+
+use std::path::PathBuf;
+
+/// Host ids of machines begin here: below those of the container level.
+pub const DEFAULT_ID_BASE: u32 = 0x7000_0000 - 1000 * 65_536;
+
+/// How many boxes can have an id of their own at the same time.
+pub const DEFAULT_ID_SLOTS: u32 = 1000;
+
+/// Where packages put the kernel of machines.
+pub const DEFAULT_KERNEL: &str = "/usr/share/sandkeep/kernel";
+
+#[derive(Debug, Clone)]
+pub struct MicrovmWardConfig {
+    /// `<state>/ward-microvm`; made if missing, mode 0700.
+    pub state_dir: PathBuf,
+    /// Where machines that were booted ahead are kept. On the file system of the images of
+    /// boxes, those share its blocks.
+    pub machines_dir: PathBuf,
+    /// The static agent binary on the host.
+    pub agent: PathBuf,
+    /// A directory with `vmlinuz` and `drivers/*.ko`. `None`: [`DEFAULT_KERNEL`].
+    pub kernel: Option<PathBuf>,
+    /// `None`: looked for in the PATH when it is needed.
+    pub qemu: Option<PathBuf>,
+    /// The first host id for boxes; box number n runs as `id_base + n * 65536`.
+    pub id_base: u32,
+    pub id_slots: u32,
+}
+
+impl MicrovmWardConfig {
+    /// A configuration with the usual ids, the QEMU of the PATH and the kernel of the package.
+    pub fn new(state_dir: PathBuf, machines_dir: PathBuf, agent: PathBuf) -> Self {
+        Self {
+            state_dir,
+            machines_dir,
+            agent,
+            kernel: None,
+            qemu: None,
+            id_base: DEFAULT_ID_BASE,
+            id_slots: DEFAULT_ID_SLOTS,
+        }
+    }
+}

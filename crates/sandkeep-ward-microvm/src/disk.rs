@@ -1,0 +1,124 @@
+//! The disk of a box: one file with a file system in it.
+//!
+//! It is made once for each template; copies share its blocks. A copy is as large as what the
+//! template holds and the box may write beyond that: the box sees its limit as the size of its
+//! disk, and the machine grows the file system to it when it begins.
+
+use rustix::fs::OFlags;
+use sandkeep_host::failure::Doing as _;
+use sandkeep_model::{Code, Error, Limits, Result};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    },
+    path::Path,
+    process::Command,
+};
+
+/// In the root of a box.
+pub const DISK_FILE: &str = "disk.ext4";
+const NOTE: &str = "disk.json";
+/// Beyond the files themselves: the journal, tables of inodes, and air.
+const SLACK: u64 = 96 << 20;
+const MIB: u64 = 1 << 20;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    /// The size of the file system as it was made.
+    template_bytes: u64,
+}
+
+/// Makes a disk of a tree of files. Blocks; takes seconds.
+pub fn make(tree: &Path, into: &Path) -> Result<()> {
+    let used = bytes_in(tree)?;
+    let size = (used + used / 4 + SLACK).next_multiple_of(MIB);
+    let path = into.join(DISK_FILE);
+    let output = Command::new("mkfs.ext4")
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .args(["-q", "-F", "-b", "4096", "-m", "0", "-J", "size=16"])
+        .args(["-E", "lazy_itable_init=1,lazy_journal_init=1", "-d"])
+        .arg(tree)
+        .arg(&path)
+        .arg(format!("{}k", size / 1024))
+        .output()
+        .doing("running mkfs.ext4")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said: String = said.trim().chars().take(500).collect();
+        return Err(Error::internal(format!(
+            "making the disk of the template: {said}"
+        )));
+    }
+    let note = Note {
+        template_bytes: size,
+    };
+    let text = serde_json::to_vec(&note).map_err(|error| Error::internal(error.to_string()))?;
+    fs::write(into.join(NOTE), text).doing("writing the note of the disk")?;
+    Ok(())
+}
+
+/// What the files take in blocks of the new file system; hard links count once.
+fn bytes_in(tree: &Path) -> Result<u64> {
+    let mut seen = std::collections::HashSet::new();
+    let mut stack = vec![tree.to_owned()];
+    let mut total = 0_u64;
+    while let Some(dir) = stack.pop() {
+        let entries = fs::read_dir(&dir).doing(format_args!("reading {}", dir.display()))?;
+        for entry in entries {
+            let entry = entry.doing(format_args!("reading {}", dir.display()))?;
+            let found = entry
+                .metadata()
+                .doing(format_args!("looking at {}", entry.path().display()))?;
+            if found.is_dir() {
+                stack.push(entry.path());
+            } else if found.nlink() > 1 && !seen.insert(found.ino()) {
+                continue;
+            }
+            // Its blocks and its inode.
+            total += found.len().next_multiple_of(4096) + 256;
+        }
+    }
+    Ok(total)
+}
+
+/// Gives a disk the size its limit says; one that is larger stays as it is.
+pub fn size(root: &Path, limits: &Limits) -> Result<()> {
+    let text = fs::read(root.join(NOTE)).doing("reading the note of the disk")?;
+    let note: Note = serde_json::from_slice(&text)
+        .map_err(|error| Error::internal(format!("the note of the disk: {error}")))?;
+    let [disk, _] = open(root)?;
+    let file = File::from(disk);
+    let wanted = note.template_bytes.saturating_add(limits.disk_bytes());
+    let there = file.metadata().doing("looking at the disk")?.len();
+    if wanted > there {
+        file.set_len(wanted).doing("growing the disk")?;
+    }
+    Ok(())
+}
+
+/// To read and write, and to read: QEMU asks for both.
+pub fn open(root: &Path) -> Result<[OwnedFd; 2]> {
+    let path = root.join(DISK_FILE);
+    let open = |write: bool| {
+        File::options()
+            .read(true)
+            .write(write)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .open(&path)
+            .map(OwnedFd::from)
+            .map_err(|error| {
+                Error::new(
+                    Code::NotEnforceable,
+                    format!(
+                        "{} can not be opened as the disk of a machine: {error}",
+                        path.display()
+                    ),
+                )
+                .hint("a point made at another isolation level can not be used at this one")
+            })
+    };
+    Ok([open(true)?, open(false)?])
+}

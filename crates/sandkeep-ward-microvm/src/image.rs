@@ -1,0 +1,229 @@
+//! Boxes in files: the memory of a machine, what the box has changed of it, its devices.
+
+use crate::{
+    machine::Base,
+    memory::{Mapped, Ram},
+    pages::{self, Run, union},
+    qemu::Shape,
+    ward::Inner,
+};
+use sandkeep_host::{failure::Doing as _, work::blocking};
+use sandkeep_model::{Error, Result, random_token};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::VecDeque,
+    fs::{self, File},
+    io::{self, Seek as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Weak},
+};
+
+const NOTE: &str = "image.json";
+const BASE: &str = "base";
+const CHANGED: &str = "changed";
+const DEVICES: &str = "devices";
+/// Memories that were put together for many copies, kept while they may be wanted again.
+const KEPT: usize = 2;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Note {
+    /// Of this image alone.
+    id: String,
+    /// Of the memory in `base`.
+    base: String,
+    shape: Shape,
+}
+
+/// The memory a box begins with, or runs on.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    pub base: Arc<Base>,
+    /// What QEMU maps: the base itself, or the base with changes put into it.
+    pub ram: Arc<Ram>,
+    /// Those changes.
+    pub carried: Vec<Run>,
+}
+
+impl Memory {
+    pub fn of(base: &Arc<Base>) -> Self {
+        Self {
+            ram: Arc::clone(&base.ram),
+            base: Arc::clone(base),
+            carried: Vec::new(),
+        }
+    }
+}
+
+/// What a QEMU that waits is to become.
+#[derive(Debug)]
+pub struct Origin {
+    pub memory: Memory,
+    pub devices: PathBuf,
+    /// Pages to be put into the memory of this one box.
+    pub changed: Option<PathBuf>,
+}
+
+/// What this ward remembers of the images it has read.
+#[derive(Debug, Default)]
+pub struct Images {
+    bases: Vec<Weak<Base>>,
+    /// Images that one box was made from; the next one is worth putting the memory together.
+    seen: VecDeque<String>,
+    joined: VecDeque<(String, Memory)>,
+}
+
+impl Images {
+    fn base(&mut self, id: &str) -> Option<Arc<Base>> {
+        self.bases.retain(|base| base.strong_count() > 0);
+        self.bases
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|base| base.id == id)
+    }
+
+    pub fn know(&mut self, base: &Arc<Base>) {
+        if self.base(&base.id).is_none() {
+            self.bases.push(Arc::downgrade(base));
+        }
+    }
+}
+
+/// What [`write`] needs to know of a box.
+#[derive(Debug)]
+pub struct Source {
+    pub pid: i32,
+    pub shape: Shape,
+    /// `None` after a restart of the server, for boxes that run on memory it does not have:
+    /// then all of it is written.
+    pub memory: Option<Memory>,
+}
+
+/// Writes the memory of a machine that stands still. The devices were written before.
+pub fn write(image: &Path, source: &Source) -> Result<()> {
+    let mapped = Mapped::find(source.pid, source.shape.ram_bytes())?;
+    let create = |name: &str| {
+        File::create(image.join(name)).doing(format_args!("making the {name} of the image"))
+    };
+    let base = match &source.memory {
+        Some(memory) => {
+            let runs = union(&mapped.changed()?, &memory.carried);
+            pages::write(create(CHANGED)?, &runs, |run, bytes| {
+                mapped.read(run, bytes)
+            })?;
+            // On one file system this copies nothing: both share the blocks.
+            let mut pages = &memory.base.pages;
+            pages
+                .rewind()
+                .and_then(|()| io::copy(&mut pages, &mut create(BASE).map_err(io::Error::other)?))
+                .doing("writing the memory of the machine")?;
+            memory.base.id.clone()
+        }
+        None => {
+            pages::write(create(CHANGED)?, &[], |_, _| Ok(()))?;
+            let all = mapped.filled()?;
+            pages::write(create(BASE)?, &all, |run, bytes| mapped.read(run, bytes))?;
+            random_token(32)
+        }
+    };
+    let note = Note {
+        id: random_token(32),
+        base,
+        shape: source.shape,
+    };
+    let text = serde_json::to_vec(&note).map_err(|error| Error::internal(error.to_string()))?;
+    fs::write(image.join(NOTE), text).doing("writing the note of the image")?;
+    Ok(())
+}
+
+/// Where the devices of a box are written to.
+pub fn devices(image: &Path) -> PathBuf {
+    image.join(DEVICES)
+}
+
+impl Inner {
+    /// Reads an image for one more box. The first box gets the changed pages for itself, which
+    /// is fast; from the second on they are put together with the base, to be shared.
+    pub(crate) async fn open_image(&self, image: &Path) -> Result<Origin> {
+        let note = {
+            let image = image.to_owned();
+            blocking(move || read_note(&image)).await?
+        };
+        // One at a time: many copies of one image wait for the first two.
+        let mut images = self.images.lock().await;
+        if let Some((_, memory)) = images.joined.iter().find(|(id, _)| *id == note.id) {
+            return Ok(origin(memory.clone(), image, false));
+        }
+        let known = images.base(&note.base);
+        let base = match known {
+            Some(base) => base,
+            None => {
+                let (path, note) = (image.join(BASE), note.clone());
+                let base = Arc::new(blocking(move || read_base(&path, &note)).await?);
+                images.know(&base);
+                base
+            }
+        };
+        if !images.seen.contains(&note.id) {
+            images.seen.push_back(note.id);
+            if images.seen.len() > 64 {
+                images.seen.pop_front();
+            }
+            return Ok(origin(Memory::of(&base), image, true));
+        }
+        let memory = {
+            let (base, image) = (Arc::clone(&base), image.to_owned());
+            blocking(move || join(&base, &image)).await?
+        };
+        if images.joined.len() >= KEPT {
+            images.joined.pop_front();
+        }
+        images.joined.push_back((note.id, memory.clone()));
+        Ok(origin(memory, image, false))
+    }
+
+    /// The memory of a box found again, if this server has what it began with.
+    pub(crate) async fn memory_again(&self, base: Option<&str>) -> Option<Memory> {
+        let base = base?;
+        let machines = self.machines.lock().await;
+        let machine = machines.values().find(|machine| machine.base.id == base)?;
+        Some(Memory::of(&machine.base))
+    }
+}
+
+fn origin(memory: Memory, image: &Path, inject: bool) -> Origin {
+    Origin {
+        memory,
+        devices: image.join(DEVICES),
+        changed: inject.then(|| image.join(CHANGED)),
+    }
+}
+
+fn read_note(image: &Path) -> Result<Note> {
+    let no = |why: String| {
+        Error::invalid("image", format!("this is no image of a machine: {why}"))
+            .hint("it may have been written by another level or an older server")
+    };
+    let text = fs::read(image.join(NOTE)).map_err(|error| no(error.to_string()))?;
+    serde_json::from_slice(&text).map_err(|error| no(error.to_string()))
+}
+
+fn read_base(path: &Path, note: &Note) -> Result<Base> {
+    let pages = File::open(path).doing("opening the memory of the image")?;
+    let (ram, _) = Ram::load(note.shape.ram_bytes(), &[path])?;
+    Ok(Base {
+        id: note.base.clone(),
+        shape: note.shape,
+        ram: Arc::new(ram),
+        pages,
+    })
+}
+
+fn join(base: &Arc<Base>, image: &Path) -> Result<Memory> {
+    let files = [image.join(BASE), image.join(CHANGED)];
+    let (ram, carried) = Ram::load(base.shape.ram_bytes(), &[&files[0], &files[1]])?;
+    Ok(Memory {
+        base: Arc::clone(base),
+        ram: Arc::new(ram),
+        carried,
+    })
+}

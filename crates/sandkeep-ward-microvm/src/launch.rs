@@ -1,0 +1,137 @@
+//! Starting a QEMU in its jail.
+
+use crate::{
+    jail::Jail,
+    qemu::{Begin, Files, Qemu, Shape},
+    qmp::{self, Qmp},
+};
+use rustix::pipe::{PipeFlags, pipe_with};
+use sandkeep_host::{cgroup::Cgroups, failure::Doing as _, proc};
+use sandkeep_model::{Error, Result};
+use std::{
+    fs::File,
+    io::Read as _,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    process::{Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+const APPEARS: Duration = Duration::from_secs(10);
+const MOST_SAID: usize = 600;
+
+/// Everything one QEMU gets from us.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    pub qemu: &'a Qemu,
+    pub shape: Shape,
+    pub cgroups: &'a Cgroups,
+    pub netns: OwnedFd,
+    pub card: OwnedFd,
+    /// Who it runs as.
+    pub id: u32,
+    pub ram: i32,
+    pub disk: [OwnedFd; 2],
+    /// Where it answers us.
+    pub control: &'a Path,
+    pub begin: Begin,
+}
+
+/// A QEMU that answers.
+#[derive(Debug)]
+pub struct Started {
+    pub pid: i32,
+    pub qmp: Qmp,
+    /// Our end of the serial port of the machine.
+    pub port: UnixStream,
+}
+
+impl Launch<'_> {
+    /// Blocks until QEMU answers.
+    pub fn start(self) -> Result<Started> {
+        let control = qmp::listen(self.control)?;
+        let (port, theirs) = UnixStream::pair().doing("making the port of the machine")?;
+        let (said, says) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe")?;
+        let files = Files {
+            ram: self.ram,
+            disk: [self.disk[0].as_raw_fd(), self.disk[1].as_raw_fd()],
+            card: self.card.as_raw_fd(),
+            control: control.as_raw_fd(),
+            port: theirs.as_raw_fd(),
+        };
+        let mut jail = Jail::new(
+            self.cgroups,
+            self.netns,
+            self.id,
+            self.qemu.accel == crate::qemu::Accel::Kvm,
+        )?;
+        for fd in files.all() {
+            jail.keep(fd);
+        }
+        // QEMU holds our end open as well: the machine shall not see us leave.
+        jail.keep(port.as_raw_fd());
+        if let Begin::Boot {
+            kernel,
+            first_files,
+        } = self.begin
+        {
+            jail.keep(kernel);
+            jail.keep(first_files);
+        }
+        let mut command = Command::new(&self.qemu.program);
+        command
+            .args(self.qemu.words(self.shape, &files, self.begin))
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::from(says));
+        let mut said = File::from(said);
+        jail.start(command)?;
+        // QEMU has its own by now; ours would keep it from noticing our end.
+        drop((self.disk, self.card, theirs, control));
+        let answered = find(self.cgroups).and_then(|pid| Ok((pid, Qmp::connect(self.control)?)));
+        match answered {
+            Ok((pid, qmp)) => Ok(Started { pid, qmp, port }),
+            Err(error) => Err(last_words(&mut said).unwrap_or(error)),
+        }
+    }
+}
+
+/// The only process of the cgroup.
+fn find(cgroups: &Cgroups) -> Result<i32> {
+    let until = Instant::now() + APPEARS;
+    loop {
+        let there = cgroups.processes();
+        if let [pid] = there[..] {
+            return Ok(pid);
+        }
+        // The one that made it may still be on its way out.
+        if there.is_empty() || Instant::now() >= until {
+            return Err(Error::internal("QEMU ended as soon as it was started"));
+        }
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// What a QEMU that ended said about it.
+fn last_words(said: &mut File) -> Option<Error> {
+    let flags = rustix::fs::fcntl_getfl(&*said).ok()?;
+    rustix::fs::fcntl_setfl(&*said, flags | rustix::fs::OFlags::NONBLOCK).ok()?;
+    let mut text = vec![0; 4096];
+    let count = said.read(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text[..count]);
+    let short: String = text.trim().chars().take(MOST_SAID).collect();
+    (!short.is_empty()).then(|| {
+        Error::internal(format!("QEMU did not start: {short}"))
+            .hint("run `sandkeep doctor`: it looks at everything this level needs")
+    })
+}
+
+/// The start of a process, for finding it again.
+pub fn start_ticks(pid: i32) -> Result<u64> {
+    Ok(proc::start_ticks(pid).doing("reading the start of the machine")?)
+}

@@ -1,0 +1,36 @@
+//! The microVM level: every box runs in a virtual machine of its own, on Linux of its own.
+//!
+//! One QEMU for each box, in a jail. No machine is booted for a box: it is a copy of one that
+//! was booted ahead and waits, with memory that is shared until it is changed. Everything later
+//! goes over the control socket of the QEMU or over the network of the box, so a server that
+//! dies is not missed.
+
+mod checks;
+mod config;
+mod disk;
+mod image;
+mod jail;
+mod kernel;
+mod launch;
+mod live;
+mod machine;
+mod memory;
+mod network;
+mod pages;
+mod qemu;
+mod qmp;
+mod record;
+mod save;
+mod start;
+mod sweep;
+mod ward;
+mod watch;
+
+pub use checks::all as check_host;
+pub use config::{DEFAULT_ID_BASE, DEFAULT_ID_SLOTS, DEFAULT_KERNEL, MicrovmWardConfig};
+pub use disk::DISK_FILE;
+pub use jail::{Jail, prepare_host};
+pub use kernel::Kernel;
+pub use qemu::{Accel, OLDEST, find as find_qemu, host_memory_mib, host_pids};
+pub use record::Record;
+pub use ward::MicrovmWard;

@@ -1,0 +1,416 @@
+//! The program QEMU: where it is, which build it is, and what it is told.
+
+use crate::kernel::{Kernel, hex};
+use sandkeep_agent_api::machine::OPTION;
+use sandkeep_host::failure::Doing as _;
+use sandkeep_model::{Error, Limits, Result};
+use sandkeep_netlink::{BOX_MAC, HOST_V4};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use std::{
+    env, fs,
+    os::fd::RawFd,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+const PROGRAM: &str = "qemu-system-x86_64";
+/// Without emulation, and there in a third of the time.
+const SLIM_PROGRAM: &str = "qemu-system-x86_64-microvm";
+/// The oldest with which this was tried.
+pub const OLDEST: u32 = 7;
+const SMALLEST_MIB: u64 = 512;
+/// For the kernel of the machine and its tables, beyond what the box may use.
+const KERNEL_MIB: u64 = 128;
+const MOST_VCPUS: u32 = 8;
+/// What QEMU itself takes: its code, and where it translates code of the machine to.
+const OVERHEAD_MIB: u64 = 256;
+const OVERHEAD_TASKS: u32 = 64;
+
+/// What runs the instructions of machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accel {
+    /// The processor itself.
+    Kvm,
+    /// QEMU translates them: the same machine, ten to twenty-five times slower.
+    Tcg,
+}
+
+impl Accel {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+
+    /// KVM that is there and looks real: a device alone is not enough, some hosts offer one
+    /// that can not run a machine. Whether it can is seen when the first machine boots.
+    pub fn offered() -> Self {
+        let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let real = flags
+            .lines()
+            .find(|line| line.starts_with("flags"))
+            .is_some_and(|line| {
+                line.split_ascii_whitespace()
+                    .any(|flag| flag == "vmx" || flag == "svm")
+            });
+        let opens = fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_ok();
+        if real && opens { Self::Kvm } else { Self::Tcg }
+    }
+
+    const fn cpu(self) -> &'static str {
+        match self {
+            Self::Kvm => "host",
+            // Five levels of page tables are one more to walk.
+            Self::Tcg => "max,-la57",
+        }
+    }
+}
+
+/// How large a machine is. Machines are booted ahead for each shape, so there are few.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shape {
+    /// What a box in it may use at most.
+    pub class_mib: u64,
+    pub vcpus: u32,
+}
+
+impl Shape {
+    pub fn of(limits: &Limits) -> Self {
+        Self {
+            class_mib: limits.memory_mib.max(SMALLEST_MIB).next_power_of_two(),
+            vcpus: limits.cpu_millis.div_ceil(1000).clamp(1, MOST_VCPUS),
+        }
+    }
+
+    pub const fn ram_mib(self) -> u64 {
+        self.class_mib + KERNEL_MIB
+    }
+
+    pub const fn ram_bytes(self) -> u64 {
+        self.ram_mib() << 20
+    }
+
+    pub fn name(self) -> String {
+        format!("{}m-{}c", self.class_mib, self.vcpus)
+    }
+
+    /// Refuses limits that a machine of this shape can not give.
+    pub fn check(self, limits: &Limits) -> Result<()> {
+        if limits.memory_mib <= self.class_mib {
+            return Ok(());
+        }
+        Err(Error::new(
+            sandkeep_model::Code::NotEnforceable,
+            format!(
+                "the machine of this box was made for {} MiB of memory and can not have {}",
+                self.class_mib, limits.memory_mib
+            ),
+        )
+        .field("limits.memory_mib")
+        .hint("make a new box with more memory; a machine does not grow"))
+    }
+}
+
+/// Memory of the host for a box with this limit: the kernel of the machine holds the limit
+/// itself, this one is for what QEMU takes beside it.
+pub const fn host_memory_mib(limits: u64) -> u64 {
+    limits + KERNEL_MIB + OVERHEAD_MIB
+}
+
+/// Tasks of the host for a box with this limit. QEMU needs a few; one that was taken over gets
+/// no more than its box may have.
+pub const fn host_pids(pids: u32) -> u32 {
+    pids.saturating_add(OVERHEAD_TASKS)
+}
+
+/// Limits as the host's cgroups hold them.
+pub fn host_limits(limits: &Limits) -> Limits {
+    Limits {
+        memory_mib: host_memory_mib(limits.memory_mib),
+        pids: host_pids(limits.pids),
+        ..*limits
+    }
+}
+
+/// QEMU in the PATH, or where the operator said.
+pub fn find(given: Option<&Path>, accel: Accel) -> Option<PathBuf> {
+    if let Some(given) = given {
+        return given.is_file().then(|| given.to_owned());
+    }
+    let named = |name: &str| {
+        let path = env::var_os("PATH").unwrap_or_default();
+        env::split_paths(&path)
+            // Services often have a short PATH. The jail shows /usr alone.
+            .chain(["/usr/bin", "/usr/local/bin"].map(PathBuf::from))
+            .map(|dir| dir.join(name))
+            .find(|file| {
+                file.is_file() && fs::canonicalize(file).is_ok_and(|real| real.starts_with("/usr"))
+            })
+    };
+    match accel {
+        Accel::Kvm => named(SLIM_PROGRAM).or_else(|| named(PROGRAM)),
+        Accel::Tcg => named(PROGRAM),
+    }
+}
+
+/// The first line of `--version`, without the words before the number.
+pub fn version(program: &Path) -> Result<String> {
+    let output = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+        .doing(format_args!("running {}", program.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().next().unwrap_or_default();
+    Ok(line
+        .trim_start_matches("QEMU emulator version ")
+        .trim()
+        .to_owned())
+}
+
+pub fn major(version: &str) -> Option<u32> {
+    version.split('.').next()?.parse().ok()
+}
+
+/// One QEMU as it is told to be, the same for every machine of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qemu {
+    pub program: PathBuf,
+    pub version: String,
+    pub accel: Accel,
+    pub kernel: Kernel,
+    pub kernel_hash: String,
+    /// How fast the processor counts, in thousands a second: an emulated machine can not find
+    /// out by itself.
+    tsc_khz: u64,
+}
+
+/// Descriptors QEMU gets.
+#[derive(Debug, Clone, Copy)]
+pub struct Files {
+    pub ram: RawFd,
+    /// The disk, to read and write, and to read.
+    pub disk: [RawFd; 2],
+    pub card: RawFd,
+    pub control: RawFd,
+    pub port: RawFd,
+}
+
+impl Files {
+    pub fn all(&self) -> [RawFd; 6] {
+        let [disk, disk_read] = self.disk;
+        [
+            self.ram,
+            disk,
+            disk_read,
+            self.card,
+            self.control,
+            self.port,
+        ]
+    }
+}
+
+/// What a QEMU begins with.
+#[derive(Debug, Clone, Copy)]
+pub enum Begin {
+    /// Kernel and first files: the memory is written to.
+    Boot { kernel: RawFd, first_files: RawFd },
+    /// Waits for the state of a machine: the memory is mapped privately.
+    Wait,
+}
+
+impl Qemu {
+    /// Looks at the host. Blocks.
+    pub fn look(given: Option<&Path>, kernel: Option<&Path>, accel: Accel) -> Result<Self> {
+        let missing = |what: String| {
+            Error::host_not_ready(what)
+                .hint("`sandkeep doctor` tells where to get it")
+                .retryable(false)
+        };
+        let program =
+            find(given, accel).ok_or_else(|| missing(format!("{PROGRAM} is not installed")))?;
+        let version = version(&program)?;
+        if major(&version).is_none_or(|major| major < OLDEST) {
+            return Err(missing(format!(
+                "QEMU {version:?} is too old, {OLDEST} or newer is needed"
+            )));
+        }
+        let kernel = Kernel::find(kernel)
+            .ok_or_else(|| missing("the kernel of machines is not there".to_owned()))?;
+        Ok(Self {
+            program,
+            version,
+            accel,
+            kernel_hash: kernel.fingerprint()?,
+            kernel,
+            tsc_khz: tsc_khz(),
+        })
+    }
+
+    /// Everything that must be the same when a machine is read again.
+    pub fn build(&self) -> String {
+        let shape = Shape {
+            class_mib: 0,
+            vcpus: 0,
+        };
+        let files = Files {
+            ram: 0,
+            disk: [0; 2],
+            card: 0,
+            control: 0,
+            port: 0,
+        };
+        let line = self.words(shape, &files, Begin::Wait).join(" ");
+        format!(
+            "{} {} {} kernel {} line {} tsc {} MHz",
+            self.version,
+            self.accel.name(),
+            self.accel.cpu(),
+            &self.kernel_hash[..12],
+            &hex(&Sha256::digest(line))[..12],
+            (self.tsc_khz + 500) / 1000,
+        )
+    }
+
+    pub fn words(&self, shape: Shape, files: &Files, begin: Begin) -> Vec<String> {
+        let ram = shape.ram_mib();
+        let share = matches!(begin, Begin::Boot { .. });
+        let [disk, disk_read] = files.disk;
+        let mac = BOX_MAC.map(|byte| format!("{byte:02x}")).join(":");
+        let accel = match self.accel {
+            Accel::Kvm => "kvm",
+            Accel::Tcg => "tcg,thread=multi,tb-size=32",
+        };
+        let mut words: Vec<String> = [
+            "-M",
+            "microvm,acpi=on,rtc=on,pic=off,pit=off,isa-serial=off,memory-backend=ram,suppress-vmdesc=on",
+            "-accel",
+            accel,
+            "-cpu",
+            self.accel.cpu(),
+            "-nodefaults",
+            "-no-user-config",
+            "-nographic",
+            "-no-reboot",
+            "-sandbox",
+            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+            "-global",
+            "migration.send-configuration=off",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        let share = if share { "on" } else { "off" };
+        let more = [
+            ("-smp", format!("{}", shape.vcpus)),
+            ("-m", format!("{ram}M")),
+            (
+                "-object",
+                format!(
+                    "memory-backend-file,id=ram,size={ram}M,mem-path=/proc/self/fd/{},share={share}",
+                    files.ram
+                ),
+            ),
+            ("-chardev", format!("socket,id=control,fd={},server=on,wait=off", files.control)),
+            ("-mon", "chardev=control,mode=control".to_owned()),
+            ("-chardev", format!("socket,id=port,fd={}", files.port)),
+            ("-device", "virtio-serial-device".to_owned()),
+            ("-device", "virtserialport,chardev=port,name=sandkeep".to_owned()),
+            ("-add-fd", format!("fd={disk},set=1")),
+            ("-add-fd", format!("fd={disk_read},set=1")),
+            (
+                "-drive",
+                "if=none,id=disk,file=/dev/fdset/1,format=raw,cache=writeback,discard=unmap,file.locking=off"
+                    .to_owned(),
+            ),
+            ("-device", "virtio-blk-device,drive=disk".to_owned()),
+            ("-netdev", format!("tap,id=net,fd={}", files.card)),
+            ("-device", format!("virtio-net-device,netdev=net,mac={mac}")),
+        ];
+        for (option, value) in more {
+            words.extend([option.to_owned(), value]);
+        }
+        match begin {
+            Begin::Wait => words.extend(["-S", "-incoming", "defer"].map(str::to_owned)),
+            Begin::Boot {
+                kernel,
+                first_files,
+            } => {
+                words.extend(["-kernel".to_owned(), format!("/proc/self/fd/{kernel}")]);
+                words.extend(["-initrd".to_owned(), format!("/proc/self/fd/{first_files}")]);
+                words.extend(["-append".to_owned(), self.kernel_line()]);
+            }
+        }
+        words
+    }
+
+    fn kernel_line(&self) -> String {
+        let by_accel = match self.accel {
+            Accel::Kvm => String::new(),
+            // The machine has no clock to measure the processor with; and guessing what a
+            // processor might do wrong is in vain where there is none.
+            Accel::Tcg => format!(
+                "mitigations=off tsc_early_khz={} tsc=reliable",
+                self.tsc_khz
+            ),
+        };
+        format!(
+            "quiet loglevel=0 panic=-1 reboot=t cryptomgr.notests lsm=landlock {by_accel} -- {OPTION} {HOST_V4}"
+        )
+    }
+}
+
+/// Measured against the kernel's clock for a moment.
+fn tsc_khz() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const MOMENT: Duration = Duration::from_millis(50);
+        // SAFETY: every processor of this architecture has the instruction.
+        let count = || unsafe { core::arch::x86_64::_rdtsc() };
+        let (began, first) = (Instant::now(), count());
+        std::thread::sleep(MOMENT);
+        let (passed, last) = (began.elapsed(), count());
+        let nanos = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX).max(1);
+        last.wrapping_sub(first).saturating_mul(1_000_000) / nanos
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_few_and_large_enough() {
+        let limits = |memory_mib, cpu_millis| Limits {
+            memory_mib,
+            cpu_millis,
+            ..Limits::default()
+        };
+        let shape = |class_mib, vcpus| Shape { class_mib, vcpus };
+        assert_eq!(Shape::of(&limits(16, 100)), shape(512, 1));
+        assert_eq!(Shape::of(&limits(512, 1000)), shape(512, 1));
+        assert_eq!(Shape::of(&limits(513, 1001)), shape(1024, 2));
+        assert_eq!(Shape::of(&limits(4096, 64_000)), shape(4096, 8));
+        shape(512, 1).check(&limits(512, 8000)).unwrap();
+        let refused = shape(512, 1).check(&limits(513, 1000)).unwrap_err();
+        assert_eq!(refused.field.as_deref(), Some("limits.memory_mib"));
+    }
+
+    #[test]
+    fn versions_are_read() {
+        assert_eq!(major("7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)"), Some(7));
+        assert_eq!(major("10.0.2"), Some(10));
+        assert_eq!(major("x"), None);
+    }
+}

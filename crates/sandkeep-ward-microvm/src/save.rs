@@ -1,0 +1,132 @@
+//! Freezing boxes, and writing their memory to disk.
+
+use crate::{
+    image::{self, Source},
+    live::Live,
+    qmp::Qmp,
+    ward::Inner,
+};
+use sandkeep_host::{failure::Doing as _, files::sync_dir, work::blocking};
+use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_ward::Engine;
+use std::{
+    fs::{self, File},
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// In the directory of a box that is frozen, or was about to be.
+const FROZEN: &str = "frozen";
+const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
+
+impl Inner {
+    pub(crate) async fn engine(&self) -> Result<Engine> {
+        Ok(Engine {
+            name: "qemu".to_owned(),
+            build: self.qemu().await?.build(),
+        })
+    }
+
+    pub(crate) async fn freeze(&self, id: &SandboxId) -> Result<()> {
+        let live = self.must_hold(id)?;
+        let mut frozen = live.frozen.lock().await;
+        if *frozen {
+            return Ok(());
+        }
+        // Noted first: a later server must not think that a box runs which does not.
+        let (mark, control) = (self.box_dir(id).join(FROZEN), self.control(id));
+        let cgroups = live.record.cgroups.clone();
+        blocking(move || {
+            fs::write(&mark, "").doing("noting that the box is frozen")?;
+            let stood = Qmp::connect(&control).and_then(|mut qmp| {
+                qmp.stop()?;
+                // The machine is stopped; QEMU itself would go on to look at its clocks.
+                let held = cgroups.freeze(FREEZE_DEADLINE).map_err(Error::from);
+                if held.is_err() {
+                    qmp.go_on()?;
+                }
+                held
+            });
+            if stood.is_err() {
+                let _gone = fs::remove_file(&mark);
+            }
+            stood
+        })
+        .await?;
+        *frozen = true;
+        Ok(())
+    }
+
+    /// Whether a box found again is frozen. Between the note and the deed a server may have
+    /// died; then QEMU tells.
+    pub(crate) async fn look_if_frozen(&self, live: &Live) -> Result<()> {
+        let mark = self.box_dir(&live.id).join(FROZEN);
+        if !mark.exists() {
+            return Ok(());
+        }
+        let mut frozen = live.frozen.lock().await;
+        let (control, cgroups) = (self.control(&live.id), live.record.cgroups.clone());
+        *frozen = blocking(move || {
+            cgroups.thaw();
+            let stopped = Qmp::connect(&control)?.status()? != "running";
+            if stopped {
+                cgroups.freeze(FREEZE_DEADLINE)?;
+            } else {
+                fs::remove_file(&mark).doing("noting that the box runs")?;
+            }
+            Ok(stopped)
+        })
+        .await?;
+        Ok(())
+    }
+
+    pub(crate) async fn thaw(&self, id: &SandboxId) -> Result<()> {
+        let live = self.must_hold(id)?;
+        let mut frozen = live.frozen.lock().await;
+        if !*frozen {
+            return Ok(());
+        }
+        let (mark, control) = (self.box_dir(id).join(FROZEN), self.control(id));
+        let cgroups = live.record.cgroups.clone();
+        blocking(move || {
+            cgroups.thaw();
+            Qmp::connect(&control)?.go_on()?;
+            fs::remove_file(&mark).doing("noting that the box runs")?;
+            Ok(())
+        })
+        .await?;
+        *frozen = false;
+        Ok(())
+    }
+
+    pub(crate) async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
+        let live = self.must_hold(id)?;
+        let frozen = live.frozen.lock().await;
+        if !*frozen {
+            return Err(Error::conflict(format!("box {id} is not frozen")).hint("freeze it first"));
+        }
+        let source = Source {
+            pid: live.record.pid,
+            shape: live.record.shape,
+            memory: live.memory.clone(),
+        };
+        let (control, cgroups) = (self.control(id), live.record.cgroups.clone());
+        let image: PathBuf = image.to_owned();
+        blocking(move || {
+            // The machine stays stopped; QEMU has work to do.
+            cgroups.thaw();
+            let written = write_devices(&control, &image::devices(&image));
+            cgroups.freeze(FREEZE_DEADLINE)?;
+            written?;
+            image::write(&image, &source)?;
+            sync_dir(&image)
+        })
+        .await
+    }
+}
+
+fn write_devices(control: &Path, to: &Path) -> Result<()> {
+    let file = File::create(to).doing("writing the devices of the machine")?;
+    Qmp::connect(control)?.save_devices(file.as_fd())
+}

@@ -1,0 +1,174 @@
+//! A place where the microVM ward can be tried: real disks, the real agent, the real QEMU.
+
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
+use sandkeep_ward::{
+    LiveBox, Ward,
+    conformance::{
+        Bench, HostLimits,
+        lab::{self, Lab},
+    },
+};
+use sandkeep_ward_microvm::{
+    Accel, MicrovmWard, MicrovmWardConfig, Record, find_qemu, host_memory_mib, host_pids,
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+use tempfile::TempDir;
+
+pub struct MicrovmBench {
+    pub lab: Lab,
+    state: TempDir,
+}
+
+/// `None` when the operator asked to leave these tests out, or there is no QEMU and nobody
+/// said that there must be: `script/test` installs it and sets SANDKEEP_TEST_MICROVM to the
+/// directory of the kernel.
+pub fn bench() -> Option<MicrovmBench> {
+    let wanted = std::env::var_os("SANDKEEP_TEST_MICROVM").is_some();
+    if !wanted && find_qemu(None, Accel::offered()).is_none() {
+        return None;
+    }
+    Some(MicrovmBench {
+        lab: Lab::open()?,
+        state: TempDir::new().expect("a state directory"),
+    })
+}
+
+impl MicrovmBench {
+    /// Longer than a socket address, as state directories may be.
+    pub fn state_dir(&self) -> PathBuf {
+        self.state.path().join("a".repeat(120)).join("ward-microvm")
+    }
+
+    /// A directory that the bench removes.
+    pub fn directory(&self, name: &str) -> PathBuf {
+        let path = self.state.path().join(name);
+        fs::create_dir(&path).expect("a directory");
+        path
+    }
+
+    pub fn copy_of(&self, root: &Path) -> PathBuf {
+        self.lab.copy_of(root)
+    }
+
+    fn beside(&self, name: &str) -> PathBuf {
+        let parent = self.lab.rootfs().parent().expect("a parent");
+        parent.join(name)
+    }
+
+    /// Booted once for all tests of a run: each is a process of its own.
+    pub fn machines_dir(&self) -> PathBuf {
+        self.beside("wardtest-machines")
+    }
+
+    pub fn microvm(&self) -> Arc<MicrovmWard> {
+        let config = MicrovmWardConfig {
+            kernel: std::env::var_os("SANDKEEP_TEST_MICROVM").map(PathBuf::from),
+            ..MicrovmWardConfig::new(self.state_dir(), self.machines_dir(), self.lab.agent())
+        };
+        MicrovmWard::new(config).expect("the ward is made")
+    }
+
+    /// The template as a disk, made by the ward itself, once for all tests of a run.
+    pub fn template(&self) -> PathBuf {
+        let image = self.beside("wardtest-image");
+        let lock = fs::File::create(self.beside("wardtest-image.lock")).expect("a lock file");
+        lock.lock().expect("the lock");
+        if !image.join("disk.json").exists() {
+            let _half = btrfs("delete", &image);
+            assert!(btrfs("create", &image), "a subvolume");
+            let (ward, tree, into) = (self.microvm(), self.lab.rootfs().to_owned(), image.clone());
+            std::thread::spawn(move || {
+                tokio::runtime::Runtime::new()
+                    .expect("a runtime")
+                    .block_on(ward.form_disk(&tree, &into))
+                    .expect("the disk is made");
+            })
+            .join()
+            .expect("the disk is made");
+        }
+        image
+    }
+}
+
+fn btrfs(verb: &str, path: &Path) -> bool {
+    Command::new("btrfs")
+        .args(["subvolume", verb])
+        .arg(path)
+        .output()
+        .is_ok_and(|output| output.status.success())
+}
+
+fn record(live: &LiveBox) -> Record {
+    serde_json::from_value(live.record.clone()).expect("a record of ours")
+}
+
+pub fn pid(live: &LiveBox) -> i32 {
+    record(live).pid
+}
+
+impl Bench for MicrovmBench {
+    fn ward(&self) -> Arc<dyn Ward> {
+        self.microvm()
+    }
+
+    fn root(&self) -> PathBuf {
+        self.lab.copy_of(&self.template())
+    }
+
+    fn traces(&self, live: &LiveBox) -> Vec<String> {
+        let record = record(live);
+        let mut traces = lab::files_left(live, &self.state_dir());
+        if lab::alive(record.pid, record.start_ticks) {
+            traces.push(format!("process {}", record.pid));
+        }
+        traces
+    }
+
+    fn host_limits(&self, live: &LiveBox) -> HostLimits {
+        let held = lab::cgroup_limits(live);
+        let pids = (1..1000).find(|pids| host_pids(*pids) == held.pids);
+        let memory = (1..2048).find(|mib| host_memory_mib(*mib) << 20 == held.memory_bytes);
+        HostLimits {
+            pids: pids.expect("a limit of ours"),
+            memory_bytes: memory.expect("a limit of ours") << 20,
+            ..held
+        }
+    }
+
+    fn kill(&self, live: &LiveBox) {
+        let record = record(live);
+        lab::kill(record.pid, record.start_ticks);
+    }
+}
+
+impl Drop for MicrovmBench {
+    fn drop(&mut self) {
+        if let Ok(state_dir) = self.state_dir().canonicalize() {
+            lab::remove_tree(&sandkeep_host::cgroup::tree_name(&state_dir));
+        }
+    }
+}
+
+/// A small box with a root of its own.
+pub fn spec(root: PathBuf) -> sandkeep_ward::BoxSpec {
+    let id = sandkeep_model::SandboxId::random();
+    sandkeep_ward::BoxSpec {
+        hostname: id.to_string(),
+        id,
+        root,
+        limits: sandkeep_model::Limits {
+            cpu_millis: 1000,
+            memory_mib: 256,
+            pids: 100,
+            disk_mib: 512,
+            ..sandkeep_model::Limits::default()
+        },
+    }
+}

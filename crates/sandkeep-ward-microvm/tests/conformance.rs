@@ -1,0 +1,10 @@
+//! The microVM ward keeps the contract.
+
+mod common;
+
+sandkeep_ward::conformance_tests! {
+    match common::bench() {
+        Some(bench) => bench,
+        None => return,
+    }
+}
