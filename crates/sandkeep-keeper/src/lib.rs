@@ -30,4 +30,4 @@ pub use config::{KeeperConfig, Limiting, PoolConfig};
 pub use egress::{BoundTo, Egress, EgressWish};
 pub use keeper::{BoxFinder, BoxView, HostReport, Keeper, LevelReport};
 pub use network::{DenialBell, NetworkConfig};
-pub use time::{ForkWish, PauseWish, PointWish};
+pub use time::{Export, ForkWish, PauseWish, PointWish};

@@ -7,6 +7,7 @@ use crate::{
     fault,
     open::Store,
     rows::{self, Reading},
+    writer::Promise,
 };
 
 const COLUMNS: &str = "id, sandbox_id, parent, name, tags, kind, engine, why_disk_only, \
@@ -37,7 +38,9 @@ impl Store {
             kind: point.kind,
             memory: point.has_memory(),
         };
-        self.change_many(&point.sandbox_id, query, &[made]).await?;
+        // What is answered to be kept is kept.
+        self.change_many(&point.sandbox_id, query, &[made], Promise::Durable)
+            .await?;
         Ok(())
     }
 
@@ -47,7 +50,10 @@ impl Store {
         let gone = EventKind::PointDeleted {
             point: point.id.clone(),
         };
-        let done = self.change_many(&point.sandbox_id, query, &[gone]).await?;
+        // Its files go next: whatever was written before this must not be lost after them.
+        let done = self
+            .change_many(&point.sandbox_id, query, &[gone], Promise::Durable)
+            .await?;
         Ok(done.is_some())
     }
 

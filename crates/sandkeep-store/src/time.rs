@@ -2,7 +2,7 @@
 
 use sandkeep_model::{BoxTime, Event, EventKind, Result, SandboxId, State, Timestamp};
 
-use crate::{open::Store, rows};
+use crate::{open::Store, rows, writer::Promise};
 
 /// What becomes of the ward's note about a box.
 #[derive(Debug, Clone, Copy)]
@@ -50,8 +50,15 @@ impl Store {
             why: None,
             by: None,
         };
+        // An acknowledged pause is kept, and a disk that may move on from its point is known to.
+        let touched = step.time.pause.as_ref().is_some_and(|pause| pause.touched);
+        let promise = if step.to == State::Paused || touched {
+            Promise::Durable
+        } else {
+            Promise::Soon
+        };
         let kinds: Vec<EventKind> = std::iter::once(moved).chain(step.also).collect();
-        let told: Option<Vec<Event>> = self.change_many(id, query, &kinds).await?;
+        let told: Option<Vec<Event>> = self.change_many(id, query, &kinds, promise).await?;
         Ok(told.is_some())
     }
 
@@ -60,6 +67,9 @@ impl Store {
         let query = sqlx::query("UPDATE sandboxes SET time = $2 WHERE id = $1 AND state <> 'gone'")
             .bind(id.as_str())
             .bind(rows::json(time)?);
-        Ok(self.change_many(id, query, &[]).await?.is_some())
+        Ok(self
+            .change_many(id, query, &[], Promise::Soon)
+            .await?
+            .is_some())
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     events, fault,
     open::Store,
     rows::{self, Claim, NewBox},
+    writer::Promise,
 };
 
 pub(crate) type Query<'q> = sqlx::query::Query<'q, Sqlite, sqlx::sqlite::SqliteArguments>;
@@ -23,7 +24,7 @@ impl Store {
         kind: Option<EventKind>,
     ) -> Result<Option<Option<Event>>> {
         let mut writer = self.inner.writer.lock().await;
-        let done = one_change(writer.begin().await?, id, query, kind).await;
+        let done = one_change(writer.begin(Promise::Soon).await?, id, query, kind).await;
         let Ok(Some(event)) = done else {
             writer.rollback().await;
             return done;
@@ -36,15 +37,16 @@ impl Store {
         Ok(Some(event))
     }
 
-    /// Like [`Store::change`] with any number of events.
+    /// Like [`Store::change`] with any number of events, and a promise.
     pub(crate) async fn change_many(
         &self,
         id: &SandboxId,
         query: Query<'_>,
         kinds: &[EventKind],
+        promise: Promise,
     ) -> Result<Option<Vec<Event>>> {
         let mut writer = self.inner.writer.lock().await;
-        let connection = writer.begin().await?;
+        let connection = writer.begin(promise).await?;
         let done = async {
             let done = query
                 .execute(&mut *connection)
@@ -305,7 +307,8 @@ impl Store {
     /// Writes events that change nothing, all in one transaction.
     pub async fn note(&self, kinds: &[(&SandboxId, EventKind)]) -> Result<()> {
         let mut writer = self.inner.writer.lock().await;
-        let written = events::write(writer.begin().await?, Timestamp::now(), kinds).await?;
+        let written =
+            events::write(writer.begin(Promise::Soon).await?, Timestamp::now(), kinds).await?;
         writer.commit().await?;
         for event in written {
             let _ = self.inner.bell.send(event);

@@ -11,6 +11,26 @@ pub struct Writer {
     connection: SqliteConnection,
     /// A transaction may be open: its future was dropped, or it failed.
     open: bool,
+    /// What commits promise now; `None`: nobody knows.
+    promise: Option<Promise>,
+}
+
+/// What a commit promises when it returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Promise {
+    /// It survives the end of the server, and comes to the disk with others in a while.
+    Soon,
+    /// It survives a power cut.
+    Durable,
+}
+
+impl Promise {
+    const fn pragma(self) -> &'static str {
+        match self {
+            Self::Soon => "PRAGMA synchronous = NORMAL",
+            Self::Durable => "PRAGMA synchronous = FULL",
+        }
+    }
 }
 
 impl Writer {
@@ -18,6 +38,7 @@ impl Writer {
         Self {
             connection,
             open: false,
+            promise: None,
         }
     }
 
@@ -29,8 +50,17 @@ impl Writer {
 
     /// Takes the write lock at once: a transaction that starts by reading could find the
     /// file locked halfway through.
-    pub async fn begin(&mut self) -> Result<&mut SqliteConnection> {
+    pub async fn begin(&mut self, promise: Promise) -> Result<&mut SqliteConnection> {
         self.rollback().await;
+        if self.promise != Some(promise) {
+            self.promise = None;
+            // Only outside of transactions can it be changed.
+            sqlx::query(promise.pragma())
+                .execute(&mut self.connection)
+                .await
+                .map_err(|error| fault::ledger(&error))?;
+            self.promise = Some(promise);
+        }
         self.open = true;
         sqlx::query("BEGIN IMMEDIATE")
             .execute(&mut self.connection)

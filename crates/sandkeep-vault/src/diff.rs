@@ -198,7 +198,8 @@ impl Work<'_> {
     }
 }
 
-fn entries(dir: Option<PathBuf>) -> Result<BTreeMap<OsString, Metadata>> {
+/// What is in a directory, by name.
+pub fn entries(dir: Option<PathBuf>) -> Result<BTreeMap<OsString, Metadata>> {
     let mut out = BTreeMap::new();
     let Some(dir) = dir else {
         return Ok(out);

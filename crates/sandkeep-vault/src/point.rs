@@ -31,7 +31,7 @@ const MEMORY: &str = "memory";
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
 /// An image is a handful of files; whatever has more was not written by an engine of ours.
-const MOST_FILES: usize = 4096;
+pub const MOST_FILES: usize = 4096;
 const MAX_MANIFEST: u64 = 4 << 20;
 const CHUNK: usize = 1 << 20;
 
@@ -45,11 +45,12 @@ struct Manifest {
     memory: Vec<MemoryFile>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-struct MemoryFile {
-    name: String,
-    bytes: u64,
-    sha256: String,
+/// A file of the memory, and what must be in it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MemoryFile {
+    pub name: String,
+    pub bytes: u64,
+    pub sha256: String,
 }
 
 /// A point as the vault has it.
@@ -120,6 +121,20 @@ impl PointDraft {
         let source = disk::existing(&self.vault, sandbox)?;
         btrfs::snapshot_read_only(&source, &self.path.join(DISK))
             .doing_to("taking a snapshot of", &source)
+    }
+
+    /// An empty tree to be filled, for a point that comes from elsewhere.
+    pub fn new_disk(&self) -> Result<PathBuf> {
+        let path = self.path.join(DISK);
+        btrfs::create_subvolume(&path).doing_to("making a subvolume in", &self.path)?;
+        Ok(path)
+    }
+
+    /// Nothing changes in such a tree any more, and all of it is on the disk.
+    pub fn seal_disk(&self) -> Result<()> {
+        let path = self.path.join(DISK);
+        btrfs::set_read_only(&path, true).doing_to("making read-only", &path)?;
+        self.vault.sync()
     }
 
     /// Brings everything to the disk and gives it its name in one step.
@@ -225,8 +240,16 @@ fn hash(path: &Path) -> Result<(u64, String)> {
         sum.update(&chunk[..count]);
         bytes = bytes.saturating_add(count as u64);
     }
-    let hex = sum.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    Ok((bytes, hex))
+    Ok((bytes, hex(sum)))
+}
+
+pub fn hex(sum: Sha256) -> String {
+    sum.finalize().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A name of one file, and nothing that leads elsewhere.
+pub fn is_plain(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && name.len() <= 255 && !name.contains(['/', '\0'])
 }
 
 fn read_manifest(vault: &Inner, id: &PointId) -> Result<Manifest> {
@@ -250,7 +273,7 @@ fn read_manifest(vault: &Inner, id: &PointId) -> Result<Manifest> {
     Ok(manifest)
 }
 
-fn damaged(id: &PointId, why: &str) -> Error {
+pub fn damaged(id: &PointId, why: &str) -> Error {
     Error::conflict(format!("point \"{id}\" is damaged: {why}"))
         .hint("use another point; delete this one with `sandkeep points rm`")
 }
@@ -267,6 +290,15 @@ pub fn find(vault: &Inner, id: &PointId) -> Result<PointInfo> {
     })
 }
 
+pub fn exists(vault: &Inner, id: &PointId) -> bool {
+    place(vault, id).exists()
+}
+
+/// What must be in the memory of a point.
+pub fn memory_of(vault: &Inner, id: &PointId) -> Result<Vec<MemoryFile>> {
+    read_manifest(vault, id).map(|manifest| manifest.memory)
+}
+
 /// Like [`find`], and everything in it is as it was written. The blocks of the disk have
 /// checksums of the file system; the memory is compared here.
 pub fn verify(vault: &Inner, id: &PointId) -> Result<PointInfo> {
@@ -276,9 +308,12 @@ pub fn verify(vault: &Inner, id: &PointId) -> Result<PointInfo> {
         return Err(damaged(id, "its disk is not there"));
     }
     for file in &manifest.memory {
-        let plain = !file.name.contains('/') && file.name != "..";
         let path = dir.join(MEMORY).join(&file.name);
-        let found = if plain { hash(&path).ok() } else { None };
+        let found = if is_plain(&file.name) {
+            hash(&path).ok()
+        } else {
+            None
+        };
         if found.is_none_or(|(bytes, sha256)| bytes != file.bytes || sha256 != file.sha256) {
             return Err(damaged(
                 id,

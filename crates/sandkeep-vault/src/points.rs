@@ -1,12 +1,17 @@
 //! Points as others see them. All work that may block happens off the async threads.
 
-use std::sync::Arc;
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
 
-use sandkeep_model::{PointId, Result, SandboxId};
+use sandkeep_model::{Point, PointId, Result, SandboxId};
 
 use crate::{
+    archive::ImportLimits,
     diff::{self, Diff},
     disk::Disk,
+    parcel::{self, Label, Opened},
     point::{self, PointDraft, PointInfo},
     vault::{Inner, Vault, off_thread},
 };
@@ -65,6 +70,30 @@ impl Vault {
         let id = id.clone();
         self.run(move |vault| crate::disk::existing(vault, &id).map(|path| Disk { path }))
             .await
+    }
+
+    /// What a parcel of this point would hold; damaged points are refused in words.
+    pub async fn label(&self, point: &Point) -> Result<Label> {
+        let point = point.clone();
+        self.run(move |vault| parcel::label_of(vault, &point)).await
+    }
+
+    /// Packs a point into one file. What breaks off has no seal and is refused everywhere.
+    pub async fn export_point(&self, label: Label, out: impl Write + Send + 'static) -> Result<()> {
+        self.run(move |vault| parcel::pack(vault, &label, out))
+            .await
+    }
+
+    /// Makes a point from such a file. `accept` sees what it is before anything is written, and
+    /// says whether its memory is wanted. Nothing is left of one that is not whole.
+    pub async fn import_point(
+        &self,
+        reader: impl Read + Send + 'static,
+        limits: ImportLimits,
+        accept: impl FnOnce(&Point) -> Result<bool> + Send + 'static,
+    ) -> Result<Opened> {
+        let inner = Arc::clone(&self.inner);
+        off_thread(move || parcel::open(&inner, reader, &limits, accept)).await
     }
 
     /// What is different at `after` from what was at `before`.

@@ -274,6 +274,11 @@ impl Ward for GvisorWard {
         false
     }
 
+    /// The kernel of the box reads its image inside of its own walls.
+    fn reads_images_from_elsewhere(&self) -> bool {
+        true
+    }
+
     async fn check(&self) -> Vec<Check> {
         checks::all(self.inner.runsc.as_deref()).await
     }

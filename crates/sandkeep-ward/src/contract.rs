@@ -125,6 +125,12 @@ pub trait Ward: Send + Sync + 'static {
         Err(cannot(self.level(), "write memory to disk"))
     }
 
+    /// Whether an image that somebody else wrote may be given to [`Ward::restore`]: what reads
+    /// it is itself locked in, so that a hostile one is no danger to the host.
+    fn reads_images_from_elsewhere(&self) -> bool {
+        false
+    }
+
     /// Writes processes and memory of a frozen box into the empty directory `image`, durably.
     /// The caller has closed its connections to the agent. Whatever the outcome, the box is
     /// there and frozen as before; a box whose state this engine can not write is refused with

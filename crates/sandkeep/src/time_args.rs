@@ -1,5 +1,7 @@
 //! The command line about time.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 use crate::quantity::Span;
@@ -11,6 +13,12 @@ Examples:
 
 The first copy whose command ends with 0 wins: the box becomes what that copy is (its files).
 The exit code is 0 when there was a winner.";
+
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  sandkeep points export before before.point.tar.zst
+  sandkeep points export before | ssh other sandkeep points import -
+  sandkeep create --from-point before      on the other machine";
 
 #[derive(Debug, Subcommand)]
 pub enum TimeCommand {
@@ -77,7 +85,7 @@ pub enum TimeCommand {
         #[arg(value_name = "BOX")]
         sandbox: String,
     },
-    /// Points: list and delete
+    /// Points: list, export, import and delete
     #[command(subcommand)]
     Points(PointsCommand),
     /// Files that changed from one point to another
@@ -99,6 +107,24 @@ pub enum TimeCommand {
 pub enum PointsCommand {
     /// List all points
     Ls,
+    /// Write a point into one file, to be imported on another machine
+    #[command(after_help = EXPORT_EXAMPLES)]
+    Export {
+        /// Id or name of the point
+        point: String,
+        /// Where to; standard output when left out or -
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
+    /// Make a point from an exported file
+    Import {
+        /// The file; - for standard input
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Leave out its memory, e.g. where another engine runs
+        #[arg(long)]
+        files_only: bool,
+    },
     /// Delete points; what was made from them stays
     Rm {
         /// Ids of the points

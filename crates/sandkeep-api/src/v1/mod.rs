@@ -1,6 +1,7 @@
 //! The native API.
 
 mod audit;
+mod carry;
 mod command;
 mod events;
 mod exec;
@@ -77,4 +78,6 @@ pub(crate) fn streaming() -> OpenApiRouter<Shared> {
         .routes(routes!(time::fork))
         .routes(routes!(time::rollback))
         .routes(routes!(time::diff))
+        .routes(routes!(carry::export))
+        .routes(routes!(carry::import))
 }

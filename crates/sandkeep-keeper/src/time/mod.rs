@@ -8,6 +8,7 @@
 mod activity;
 mod adopt;
 mod api;
+mod carry;
 mod fork;
 mod idle;
 mod pause;
@@ -19,3 +20,4 @@ mod snapshot;
 pub use activity::Activity;
 pub use adopt::Rest;
 pub use api::{ForkWish, PauseWish, PointWish};
+pub use carry::Export;

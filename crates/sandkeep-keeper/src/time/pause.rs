@@ -153,6 +153,10 @@ impl Core {
             end_at: Some(at),
             also,
         };
+        if mode == PauseMode::Ram {
+            // A power cut takes its memory; its files are to be what they are now.
+            self.vault.settle().await?;
+        }
         if !self.store.step(&entry.id, step).await? {
             return Err(Error::internal(
                 "the ledger had the sandbox in another state",
@@ -170,7 +174,9 @@ impl Core {
                 // Whoever wakes it tries again first.
                 tracing::warn!(id = %entry.id, %error, "a paused box is not quite gone");
             }
-            // A reboot of the host must find what was paused.
+        }
+        if mode == PauseMode::Filesystem {
+            // What its processes wrote to the very end is kept; a point is on the disk already.
             self.vault.settle().await?;
         }
         Ok(())

@@ -124,6 +124,17 @@ async fn import_here(vault: &Vault, name: &TemplateName, file: PathBuf) -> Resul
 }
 
 async fn import_there(client: &Client, name: &TemplateName, file: &Path) -> Result<Value> {
+    let request = client.request(Method::POST, &["templates", name.as_str()])?;
+    send_file(client, request, name.as_str(), file).await
+}
+
+/// Sends a file, or standard input, with a bar of this name; returns the answer.
+pub(super) async fn send_file(
+    client: &Client,
+    request: reqwest::RequestBuilder,
+    name: &str,
+    file: &Path,
+) -> Result<Value> {
     let (archive, size): (Box<dyn Read + Send>, u64) = if is_stdin(file) {
         (Box::new(io::stdin()), 0)
     } else {
@@ -131,7 +142,7 @@ async fn import_there(client: &Client, name: &TemplateName, file: &Path) -> Resu
         let size = opened.metadata().map_err(|error| at(file, error))?.len();
         (Box::new(opened), size)
     };
-    let bar = Bar::new(name.as_str());
+    let bar = Bar::new(name);
     let mut follow = bar.follow();
     let mut sent = 0_u64;
     // The server unpacks as it receives, so what is sent is about what is done.
@@ -142,15 +153,13 @@ async fn import_there(client: &Client, name: &TemplateName, file: &Path) -> Resu
             fraction: part_of(sent, size),
         });
     });
-    let request = client
-        .request(Method::POST, &["templates", name.as_str()])?
-        .body(reqwest::Body::wrap_stream(body));
+    let request = request.body(reqwest::Body::wrap_stream(body));
     let answer = client.send(request).await;
     bar.finish();
     client.read_json(answer?).await
 }
 
-fn is_stdin(file: &Path) -> bool {
+pub(super) fn is_stdin(file: &Path) -> bool {
     file.as_os_str() == "-"
 }
 

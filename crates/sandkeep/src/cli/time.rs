@@ -5,6 +5,7 @@ use sandkeep_model::{Error, Result, human_bytes};
 use serde_json::{Value, json};
 
 use super::{
+    carry,
     client::Client,
     output::{Output, clean},
     race,
@@ -60,6 +61,12 @@ pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyh
         }
         TimeCommand::Timeline { sandbox } => timeline(client, output, &sandbox).await,
         TimeCommand::Points(PointsCommand::Ls) => points(client, output).await,
+        TimeCommand::Points(PointsCommand::Export { point, file }) => {
+            carry::export(client, output, &point, file.as_deref()).await
+        }
+        TimeCommand::Points(PointsCommand::Import { file, files_only }) => {
+            carry::import(client, output, &file, files_only).await
+        }
         TimeCommand::Points(PointsCommand::Rm { points }) => {
             for point in points {
                 let request = client.request(Method::DELETE, &["points", &point])?;

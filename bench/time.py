@@ -1,0 +1,436 @@
+"""bench/time: what time travel costs, by the memory a box holds, beside runsc, podman and docker by hand.
+
+Medians are what to read; see bench/README.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO / "tests"))
+
+import create  # noqa: E402
+from create import timed  # noqa: E402
+from sandkeep_server import Server  # noqa: E402
+
+QUICK = "quick" in sys.argv[1:]
+SIZES = (0, 50) if QUICK else (0, 50, 200, 500)
+ROUNDS = 2 if QUICK else 5
+FORKS = {1: 2, 4: 1} if QUICK else {1: 3, 4: 2, 16: 1}
+PAUSE_AFTER_A_START = 0.2
+
+# Holds so many megabytes that nothing packs, and notes the longest time it was not running.
+HOLDER = """
+import os, sys, time
+ballast = [os.urandom(1 << 20) for _ in range(int(sys.argv[1]))]
+place = sys.argv[2]
+longest, last = 0.0, time.time()
+open(place + "/ready", "w").close()
+while True:
+    time.sleep(0.0005)
+    now = time.time()
+    longest = max(longest, now - last)
+    last = now
+    if os.path.exists(place + "/reset"):
+        os.remove(place + "/reset")
+        longest = 0.0
+    if os.path.exists(place + "/tell"):
+        with open(place + "/told.new", "w") as out:
+            out.write(str(longest * 1000))
+        os.rename(place + "/told.new", place + "/told")
+        os.remove(place + "/tell")
+        last = time.time()
+"""
+
+
+def median(samples: list[float]) -> float | None:
+    return statistics.median(samples) if samples else None
+
+
+class Table:
+    """Rows by what is measured, columns by the memory held."""
+
+    def __init__(self):
+        self.cells: dict[str, dict[int, str]] = {}
+
+    def add(self, row: str, size: int, samples: list[float], unit: str = "") -> None:
+        if samples:
+            value = median(samples)
+            text = f"{value:.1f}" if value < 100 else f"{value:.0f}"
+            self.cells.setdefault(row, {})[size] = f"{text}{unit}"
+
+    def lines(self) -> list[str]:
+        sizes = sorted({size for row in self.cells.values() for size in row})
+        head = "| what (p50, ms where no unit) | " + " | ".join(f"{size} MB" for size in sizes) + " |"
+        out = [head, "|---|" + "---|" * len(sizes)]
+        for name, row in self.cells.items():
+            out.append(f"| {name} | " + " | ".join(row.get(size, "–") for size in sizes) + " |")
+        return out
+
+
+class Bench:
+    def __init__(self, server: Server):
+        self.server = server
+        self.client = create.Client(server)
+        self.table = Table()
+        self.notes: list[str] = []
+        self.aims: dict[str, tuple[float | None, float]] = {}
+
+    def call(self, method: str, path: str, body: object = None):
+        got = self.client.call(method, path, body)
+        return json.loads(got) if got else None
+
+    def box(self, level: str, size: int, **more) -> str:
+        limits = {"memory_mib": size * 2 + 512}
+        wish = {"isolation": level, "timeout_seconds": 3600, "limits": limits, **more}
+        return self.call("POST", "/v1/sandboxes", wish)["id"]
+
+    def exec(self, box: str, *words: str) -> str:
+        answer = self.call("POST", f"/v1/sandboxes/{box}/exec", {"cmd": list(words), "user": "root"})
+        if answer["exit_code"] != 0:
+            raise RuntimeError(f"{words}: {answer}")
+        return answer["stdout"]
+
+    def answers(self, box: str) -> None:
+        if self.exec(box, "/bin/echo", "hi") != "hi\n":
+            raise RuntimeError("no answer")
+
+    def hold(self, box: str, size: int) -> None:
+        start = f"cat > /root/hold.py <<'END'\n{HOLDER}\nEND\nmkdir -p /dev/shm/hold; nohup python3 /root/hold.py {size} /dev/shm/hold >/dev/null 2>&1 & until [ -e /dev/shm/hold/ready ]; do sleep 0.05; done"
+        self.exec(box, "bash", "-c", start)
+
+    def reset(self, box: str) -> None:
+        self.exec(box, "bash", "-c", "touch /dev/shm/hold/reset; while [ -e /dev/shm/hold/reset ]; do sleep 0.01; done")
+
+    def gap(self, box: str) -> float:
+        tell = "rm -f /dev/shm/hold/told; touch /dev/shm/hold/tell; until [ -e /dev/shm/hold/told ]; do sleep 0.01; done; cat /dev/shm/hold/told"
+        return float(self.exec(box, "bash", "-c", tell))
+
+    def kill(self, box: str) -> None:
+        self.call("DELETE", f"/v1/sandboxes/{box}")
+
+    def delete_point(self, point: str) -> None:
+        self.call("DELETE", f"/v1/points/{point}")
+
+    def pool_used(self) -> int:
+        room = os.statvfs(self.server.state / "pool")
+        return (room.f_blocks - room.f_bfree) * room.f_frsize
+
+    def memory(self, level: str, size: int) -> None:
+        """Everything that has the memory in it."""
+        free = create.memory_available()
+        box = self.box(level, size)
+        path = f"/v1/sandboxes/{box}"
+        self.hold(box, size)
+        time.sleep(PAUSE_AFTER_A_START)
+        running = free - create.memory_available()
+        snapshots, gaps, pauses, resumes, wakes, backs = [], [], [], [], [], []
+        mode, point, paused_ram, paused_disk = "?", None, [], []
+        for _ in range(ROUNDS):
+            self.reset(box)
+            start = time.perf_counter()
+            made = self.call("POST", path + "/points", {})
+            snapshots.append((time.perf_counter() - start) * 1000)
+            gaps.append(self.gap(box))
+            if point:
+                self.delete_point(point["id"])
+            point = made
+            used = self.pool_used()
+            start = time.perf_counter()
+            mode = self.call("POST", path + "/pause", {})["pause"]["mode"]
+            pauses.append((time.perf_counter() - start) * 1000)
+            os.sync()
+            paused_ram.append(max(0, free - create.memory_available()) / 2**20)
+            paused_disk.append(max(0, self.pool_used() - used) / 2**20)
+            start = time.perf_counter()
+            self.call("POST", path + "/resume", {"timeout_seconds": 3600})
+            wakes.append((time.perf_counter() - start) * 1000)
+            self.answers(box)
+            resumes.append((time.perf_counter() - start) * 1000)
+            start = time.perf_counter()
+            self.call("POST", path + "/rollback", {"to": point["id"]})
+            self.answers(box)
+            backs.append((time.perf_counter() - start) * 1000)
+            if not point["memory"]:
+                # What it held went with its processes.
+                self.hold(box, size)
+        what = "memory" if point["memory"] else "files"
+        name = f"{level} ({mode})"
+        add = self.table.add
+        add(f"{level}: snapshot ({what})", size, snapshots)
+        add(f"{level}: longest gap in the box during it", size, gaps)
+        add(f"{name}: pause", size, pauses)
+        add(f"{name}: resume", size, wakes)
+        add(f"{name}: resume to first answer", size, resumes)
+        add(f"{level}: rollback to first answer ({what})", size, backs)
+        for count, rounds in FORKS.items():
+            took, ram = [], []
+            for _ in range(rounds):
+                before = create.memory_available()
+                start = time.perf_counter()
+                forks = self.call("POST", path + "/fork", {"count": count})["forks"]
+                took.append((time.perf_counter() - start) * 1000)
+                made = [fork["sandbox"]["id"] for fork in forks if "sandbox" in fork]
+                if len(made) < count:
+                    raise RuntimeError(f"not all forks were made: {forks}")
+                self.answers(made[-1])
+                ram.append(max(0, before - create.memory_available()) / 2**20 / count)
+                for fork in made:
+                    self.kill(fork)
+            add(f"{level}: fork ×{count}, all ready ({what})", size, took)
+            if count == max(FORKS):
+                add(f"{level}: RAM of each of {count} forks", size, ram, " MiB")
+        add(f"{level}: RAM of the running box", size, [max(0, running) / 2**20], " MiB")
+        add(f"{name}: RAM of the paused box", size, paused_ram, " MiB")
+        add(f"{name}: disk of the paused box", size, paused_disk, " MiB")
+        self.kill(box)
+        self.delete_point(point["id"])
+        if level == "gvisor" and size == 0:
+            self.aims["gVisor resume to first answer, 0 MB"] = (median(resumes), 450)
+        if level == "gvisor" and size == 200:
+            self.aims["gVisor resume to first answer, 200 MB"] = (median(resumes), 450)
+        if level == "container" and mode == "ram" and size == SIZES[0]:
+            self.aims["container: wake from the freezer"] = (median(wakes), 5)
+        if level == "container" and mode == "disk" and size == 200:
+            self.aims["container resume to first answer, 200 MB"] = (median(resumes), 300)
+
+    def freezer(self) -> None:
+        """Frozen in memory: what the container level does where nothing writes it to disk."""
+        box = self.box("container", 0)
+        path = f"/v1/sandboxes/{box}"
+        wakes = []
+        for _ in range(ROUNDS * 2):
+            if self.call("POST", path + "/pause", {})["pause"]["mode"] != "ram":
+                self.notes.append("- wake from the freezer: this server writes the memory of containers to disk")
+                break
+            wakes.append(timed(lambda: self.call("POST", path + "/resume", {"timeout_seconds": 3600})))
+        self.kill(box)
+        if wakes:
+            self.aims["container: wake from the freezer"] = (median(wakes), 5)
+
+    def files(self) -> None:
+        """Files alone: what commit and run would be elsewhere."""
+        box = self.box("container", 0)
+        path = f"/v1/sandboxes/{box}"
+        snapshots, forks, backs, resumes = [], [], [], []
+        for number in range(ROUNDS * 3):
+            self.exec(box, "bash", "-c", f"head -c 1000000 /dev/urandom > /root/file{number}")
+            start = time.perf_counter()
+            point = self.call("POST", path + "/points", {"memory": False})["id"]
+            snapshots.append((time.perf_counter() - start) * 1000)
+            start = time.perf_counter()
+            fork = self.call("POST", "/v1/sandboxes", {"from_point": point, "timeout_seconds": 600})["id"]
+            self.answers(fork)
+            forks.append((time.perf_counter() - start) * 1000)
+            self.kill(fork)
+            start = time.perf_counter()
+            self.call("POST", path + "/rollback", {"to": point})
+            self.answers(box)
+            backs.append((time.perf_counter() - start) * 1000)
+            self.call("POST", path + "/pause", {"memory": False})
+            start = time.perf_counter()
+            self.call("POST", path + "/resume", {"timeout_seconds": 3600})
+            self.answers(box)
+            resumes.append((time.perf_counter() - start) * 1000)
+            self.delete_point(point)
+        self.kill(box)
+        for name, samples in (("snapshot", snapshots), ("a box from it, to first answer", forks), ("rollback to first answer", backs), ("resume (cold) to first answer", resumes)):
+            self.table.add(f"files only: {name}", 0, samples)
+        self.aims["files only: snapshot"] = (median(snapshots), 20)
+
+
+def bundle(work: Path, root: Path, size: int) -> Path:
+    """What `runsc` is given by hand: a copy of the template with the holder as its process."""
+    place = work / f"bundle-{size}"
+    place.mkdir()
+    spec = json.loads(subprocess.run(["runsc", "spec", "-cwd", "/", "--", "true"], cwd=place, capture_output=True, check=True).stdout or "{}")
+    if not spec:
+        spec = json.loads((place / "config.json").read_text())
+    spec["root"] = {"path": str(root), "readonly": True}
+    spec["process"]["terminal"] = False
+    spec["process"]["args"] = ["python3", "-c", HOLDER, str(size), "/dev/shm"]
+    spec["mounts"] = [
+        {"destination": "/proc", "type": "proc", "source": "proc"},
+        {"destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs"},
+        {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
+    ]
+    (place / "config.json").write_text(json.dumps(spec))
+    return place
+
+
+def runsc_by_hand(bench: Bench, work: Path, root: Path) -> None:
+    if not shutil.which("runsc"):
+        bench.notes.append("- runsc by hand: not installed")
+        return
+    base = ["runsc", "--root", str(work / "runsc"), "--platform=systrap", "--network=none", "--overlay2=none", "--ignore-cgroups"]
+
+    def runsc(*words: str) -> None:
+        # A detached sandbox keeps what it was given open; nobody reads a pipe to its end.
+        with open(work / "runsc.log", "w+") as log:
+            done = subprocess.run([*base, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120)
+            log.seek(0)
+            if done.returncode != 0:
+                raise RuntimeError(f"runsc {words[0]}: {log.read()[-300:]}")
+
+    for size in SIZES:
+        place = bundle(work, root, size)
+        name, image = f"bench{size}", work / f"image-{size}"
+        pauses, resumes = [], []
+        runsc("run", "--detach", "--bundle", str(place), name)
+        runsc("exec", name, "bash", "-c", "until [ -e /dev/shm/ready ]; do sleep 0.05; done")
+        for _ in range(max(2, ROUNDS - 2)):
+            shutil.rmtree(image, ignore_errors=True)
+            image.mkdir()
+            start = time.perf_counter()
+            runsc("checkpoint", "-compression", "none", "-image-path", str(image), name)
+            with contextlib.suppress(RuntimeError):
+                runsc("delete", "-force", name)
+            for file in image.iterdir():
+                with file.open() as opened:
+                    os.fsync(opened.fileno())
+            pauses.append((time.perf_counter() - start) * 1000)
+            start = time.perf_counter()
+            runsc("restore", "--detach", "--bundle", str(place), "-image-path", str(image), name)
+            runsc("exec", name, "/bin/echo", "hi")
+            resumes.append((time.perf_counter() - start) * 1000)
+        with contextlib.suppress(RuntimeError):
+            runsc("delete", "-force", name)
+        shutil.rmtree(image, ignore_errors=True)
+        bench.table.add("runsc by hand: checkpoint, end, fsync", size, pauses)
+        bench.table.add("runsc by hand: restore to first answer", size, resumes)
+
+
+def last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it said nothing"
+
+
+class Podman:
+    """`podman` or `docker` as a user has it."""
+
+    def __init__(self, engine: str, bench: Bench, work: Path):
+        self.engine, self.bench = engine, bench
+        self.prefix: list[str] = []
+        if engine == "podman" and os.path.ismount("/sys/fs/cgroup/unified"):
+            # crun refuses hybrid cgroups, so the v2 tree is hidden from it.
+            self.prefix = ["unshare", "-m", "--propagation", "private", "sh", "-c", 'umount /sys/fs/cgroup/unified && exec "$@"', "sh"]
+        self.store = ["--root", str(work / "podman"), "--runroot", str(work / "podman-run")] if engine == "podman" else []
+
+    def __call__(self, *words: str, limit: float = 120, **options) -> str:
+        done = subprocess.run([*self.prefix, self.engine, *self.store, *words], capture_output=True, text=True, timeout=limit, **options)
+        if done.returncode != 0:
+            raise RuntimeError(f"{self.engine} {' '.join(words[:2])}: {last_line(done.stderr)}")
+        return done.stdout.strip()
+
+    def measure(self, root: Path) -> None:
+        notes = self.bench.notes
+        if not shutil.which(self.engine):
+            notes.append(f"- {self.engine}: not installed")
+            return
+        try:
+            self("info")
+            with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as tar:
+                self("import", "-", "sandkeep-bench", stdin=tar.stdout, limit=240)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            notes.append(f"- {self.engine}: does not run here: {str(error)[:250]}")
+            return
+        for what in (self.commit, self.checkpoint):
+            try:
+                what()
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                notes.append(f"- {self.engine} {what.__name__}: does not run here: {str(error)[:250]}")
+            finally:
+                with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+                    self("rm", "--force", "--time", "0", "bench")
+
+    def start(self, size: int) -> None:
+        self("run", "--detach", "--name", "bench", "--network", "none", "--ulimit", "host", "sandkeep-bench", "python3", "-c", HOLDER, str(size), "/dev/shm")
+        self("exec", "bench", "bash", "-c", "until [ -e /dev/shm/ready ]; do sleep 0.05; done")
+
+    def commit(self) -> None:
+        self.start(0)
+        commits, runs = [], []
+        for number in range(2 if QUICK else 3):
+            self("exec", "bench", "bash", "-c", f"head -c 1000000 /dev/urandom > /root/file{number}")
+            commits.append(timed(lambda n=number: self("commit", "--quiet", "bench", f"kept{n}")))
+            runs.append(timed(lambda n=number: self("run", "--rm", "--network", "none", "--ulimit", "host", f"kept{n}", "/bin/echo", "hi")))
+        self.bench.table.add(f"{self.engine} commit (files only)", 0, commits)
+        self.bench.table.add(f"{self.engine} run of it, to first answer", 0, runs)
+
+    def checkpoint(self) -> None:
+        for size in SIZES:
+            self.start(size)
+            pauses, resumes = [], []
+            for _ in range(2):
+                pauses.append(timed(lambda: self("container", "checkpoint", "bench") if self.engine == "podman" else self("checkpoint", "create", "bench", "c")))
+
+                def wake():
+                    if self.engine == "podman":
+                        self("container", "restore", "bench")
+                    else:
+                        self("start", "--checkpoint", "c", "bench")
+                    self("exec", "bench", "/bin/echo", "hi")
+
+                resumes.append(timed(wake))
+            self("rm", "--force", "--time", "0", "bench")
+            self.bench.table.add(f"{self.engine} checkpoint", size, pauses)
+            self.bench.table.add(f"{self.engine} restore to first answer", size, resumes)
+
+
+def main() -> None:
+    work = Path(tempfile.mkdtemp(prefix="sandkeep-bench-"))
+    server = Server("--pool-size", "0", "--max-boxes", "200").start()
+    bench = Bench(server)
+    root = create.template_root(server.state)
+    begun = time.monotonic()
+    try:
+        for level in ("gvisor", "container"):
+            for size in SIZES:
+                try:
+                    bench.memory(level, size)
+                except RuntimeError as error:
+                    bench.notes.append(f"- {level}, {size} MB: {str(error)[:250]}")
+                    server.end_boxes()
+                    bench.client = create.Client(server)
+        bench.files()
+        bench.freezer()
+        try:
+            runsc_by_hand(bench, work, root)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            bench.notes.append(f"- runsc by hand: {str(error)[:250]}")
+        for engine in ("podman", "docker"):
+            Podman(engine, bench, work).measure(root)
+    finally:
+        server.end_boxes()
+        for point in server.json("GET", "/v1/points")["points"]:
+            server.request("DELETE", f"/v1/points/{point['id']}")
+        server.stop()
+        for mount in ("podman/overlay", "podman"):
+            subprocess.run(["umount", "--lazy", str(work / mount)], capture_output=True)
+        shutil.rmtree(work, ignore_errors=True)
+    cpu = next((line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "?")
+    words = " ".join(["sudo bench/time", *sys.argv[1:]])
+    print(f"{time.strftime('%Y-%m-%d %H:%M')} UTC, {os.cpu_count()} cores ({cpu}), kernel {platform.release()}, `{words}`, {time.monotonic() - begun:.0f} s")
+    print()
+    print("\n".join(bench.table.lines()))
+    print()
+    print("| aim | p50 ms | at most | |\n|---|---|---|---|")
+    for name, (got, most) in bench.aims.items():
+        print(f"| {name} | {got:.1f} | {most:.0f} | {'reached' if got <= most else 'missed'} |")
+    if bench.notes:
+        print("\n" + "\n".join(bench.notes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+//! Points as files, to be carried to another machine.
+
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
+
+use sandkeep_model::{
+    Code, EngineBuild, Error, Point, PointId, PointKind, Result, check_point_name, check_point_tags,
+};
+use sandkeep_vault::{ImportLimits, Label};
+
+use crate::{Keeper, core::Core};
+
+const FILES_ONLY: &str =
+    "import it without its memory: `sandkeep points import --files-only`, or ?files_only=true";
+/// Why a point has no memory is a sentence or two.
+const LONGEST_WHY: usize = 2000;
+
+/// A point that was found whole and can be written out.
+pub struct Export {
+    core: Arc<Core>,
+    label: Label,
+}
+
+impl Export {
+    pub fn point(&self) -> &Point {
+        &self.label.point
+    }
+
+    /// How much it is before it is packed.
+    pub fn unpacked_bytes(&self) -> u64 {
+        self.label
+            .disk
+            .bytes
+            .saturating_add(self.label.memory_bytes())
+    }
+
+    /// Writes it, as fast as `out` takes it. A file that was broken off is refused everywhere.
+    pub async fn write(self, out: impl Write + Send + 'static) -> Result<()> {
+        self.core.vault.export_point(self.label, out).await
+    }
+}
+
+impl Keeper {
+    /// Looks at everything a file of this point would hold.
+    pub async fn export_point(&self, id: &PointId) -> Result<Export> {
+        let core = Arc::clone(&self.core);
+        let point = core.point(id).await?;
+        let label = core.vault.label(&point).await?;
+        Ok(Export { core, label })
+    }
+
+    /// Makes a point from such a file. Nothing is left when `file` fails or is not whole.
+    pub async fn import_point(
+        &self,
+        file: impl Read + Send + 'static,
+        files_only: bool,
+    ) -> Result<Point> {
+        let core = Arc::clone(&self.core);
+        self.core
+            .finish(async move { core.import_point(file, files_only).await })
+            .await
+    }
+}
+
+impl Core {
+    /// Vault first, then ledger, as for every point.
+    async fn import_point(
+        self: &Arc<Self>,
+        file: impl Read + Send + 'static,
+        files_only: bool,
+    ) -> Result<Point> {
+        let core = Arc::clone(self);
+        let now = tokio::runtime::Handle::current();
+        let accept = move |point: &Point| {
+            check(point)?;
+            match &point.engine {
+                Some(engine) if !files_only => {
+                    // The work is on a thread that may block.
+                    now.block_on(core.reads(point, engine)).map(|()| true)
+                }
+                _ => Ok(false),
+            }
+        };
+        let opened = self
+            .vault
+            .import_point(file, ImportLimits::default(), accept)
+            .await?;
+        let mut point = Point {
+            kind: PointKind::Snapshot,
+            bytes: opened.bytes,
+            ..opened.point
+        };
+        if !opened.memory && point.engine.take().is_some() {
+            point.why_disk_only = Some("it was imported without its memory".to_owned());
+        }
+        if let Err(error) = self.store.insert_point(&point).await {
+            self.forget_files(&point.id).await;
+            return Err(error.context("writing down the point"));
+        }
+        Ok(point)
+    }
+
+    /// Memory from elsewhere is only taken where it can be woken, and where reading it is no
+    /// danger to the host.
+    async fn reads(&self, point: &Point, wrote: &EngineBuild) -> Result<()> {
+        let ward = self
+            .ward_for(point)
+            .map_err(|error| error.hint(FILES_ONLY))?;
+        if !ward.reads_images_from_elsewhere() {
+            return Err(Error::new(
+                Code::NotEnforceable,
+                format!(
+                    "the memory in point \"{}\" is of isolation level {}, whose engine reads images with the rights of the host: it only reads its own",
+                    point.id, point.isolation
+                ),
+            )
+            .hint(FILES_ONLY));
+        }
+        let reads = ward
+            .engine()
+            .await
+            .map_err(|error| error.hint(FILES_ONLY))?;
+        if reads.name == wrote.name && reads.build == wrote.build {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::NotEnforceable,
+            format!(
+                "the memory in point \"{}\" was written by {wrote}, this server has {} {}",
+                point.id, reads.name, reads.build
+            ),
+        )
+        .hint(FILES_ONLY))
+    }
+}
+
+/// What a file says of its point is held to what may be said here.
+fn check(point: &Point) -> Result<()> {
+    if let Some(name) = &point.name {
+        check_point_name("name", name)?;
+    }
+    check_point_tags(&point.tags)?;
+    let engine = point.engine.as_ref();
+    let words = [
+        point.why_disk_only.as_deref(),
+        engine.map(|engine| engine.name.as_str()),
+        engine.map(|engine| engine.build.as_str()),
+    ];
+    for words in words.into_iter().flatten() {
+        if words.len() > LONGEST_WHY || words.chars().any(char::is_control) {
+            return Err(Error::invalid(
+                "archive",
+                "what the file says of its point is no text",
+            ));
+        }
+    }
+    Ok(())
+}

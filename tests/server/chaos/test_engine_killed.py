@@ -1,0 +1,139 @@
+"""What writes and reads memory is killed in the middle: `runsc` and its sandbox, gofer and
+checkpoint, `criu` where it is the engine. What was answered stays, and what was not is old or new.
+
+`SANDKEEP_STORM=50` kills fifty times in each operation.
+"""
+
+import contextlib
+import os
+import random
+import secrets
+import shutil
+import signal
+import threading
+import time
+import urllib.error
+from pathlib import Path
+
+import pytest
+from boxkit import Box, wait_for
+from sandkeep_server import Refused, state_dir
+from tiny import ASK, COUNTER, TinyServer, memory_levels, tiny_state
+
+ROUNDS = int(os.environ.get("SANDKEEP_STORM", "2"))
+ENGINES = {"gvisor": ("runsc", "exe"), "container": ("criu",)}
+OPERATIONS = ("pause", "snapshot", "resume", "fork", "rollback")
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    server = TinyServer(tiny_state(state_dir().parent / f"killed-{secrets.token_hex(3)}")).start()
+    yield server
+    server.close()
+    shutil.rmtree(server.state, ignore_errors=True)
+
+
+def engine_processes(server, level):
+    """Processes of the engine that work for this server and no other."""
+    found = []
+    for proc in Path("/proc").iterdir():
+        if not proc.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            words = (proc / "cmdline").read_bytes().decode(errors="replace")
+            name = (proc / "comm").read_text().strip()
+            if str(server.state) in words and any(name.startswith(engine) for engine in ENGINES[level]):
+                found.append(int(proc.name))
+    return found
+
+
+def ended(box):
+    try:
+        return box.info()["state"] in ("gone", "stopping")
+    except Refused as refused:
+        return refused.status == 404
+
+
+def strike(server, level, dice, before, stop):
+    """Kills one process of the engine at a random moment; those of the operation first, if it
+    has any of its own."""
+    time.sleep(dice.uniform(0, 0.4))
+    while not stop.is_set():
+        there = engine_processes(server, level)
+        fresh = [pid for pid in there if pid not in before]
+        if fresh or (there and dice.random() < 0.3):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(dice.choice(fresh or there), signal.SIGKILL)
+            return
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_engine_that_dies_takes_nothing_along_that_was_answered(tiny, name):
+    for level in memory_levels(tiny):
+        for number in range(ROUNDS):
+            seed = f"{level} {name} {number}" if ROUNDS <= 2 else secrets.token_hex(4)
+            one_kill(tiny, level, name, random.Random(seed), seed)
+
+
+def one_kill(server, level, name, dice, told):
+    with contextlib.ExitStack() as stack:
+        box = stack.enter_context(Box(server, isolation=level, timeout_seconds=1800))
+        assert box.root(COUNTER).ok and box.root(ASK).out == "1\n"
+        assert box.root("echo precious > /root/note; sync").ok
+        point = server.json("POST", box.path + "/points", {"memory": True})
+        if name == "resume":
+            assert server.json("POST", box.path + "/pause", {})["pause"]["mode"] == "disk"
+        route, body = {
+            "pause": ("pause", {}),
+            "snapshot": ("points", {"memory": True}),
+            "resume": ("resume", {}),
+            "fork": ("fork", {"count": 2}),
+            "rollback": ("rollback", {"to": point["id"]}),
+        }[name]
+        stop = threading.Event()
+        killer = threading.Thread(target=strike, args=(server, level, dice, set(engine_processes(server, level)), stop))
+        killer.start()
+        answer = None
+        with contextlib.suppress(Refused, OSError, urllib.error.URLError):
+            answer = server.json("POST", f"{box.path}/{route}", body, timeout=120)
+        stop.set()
+        killer.join()
+        points = [point["id"]]
+        if answer and name == "snapshot" and answer["memory"]:
+            points.append(answer["id"])
+        if answer and name == "fork":
+            for fork in answer["forks"]:
+                if "sandbox" in fork:
+                    Box.known(server, fork["sandbox"]["id"]).kill()
+        # The box itself: what was killed was alive in it, so it may have ended with it. If it
+        # was put to rest, it wakes; if it could not be woken, it rests and can be.
+        state = wait_for(lambda: settled(box), f"the box is on one side: {told}", limit=90)
+        if state == "paused":
+            pause = box.info()["pause"]
+            server.json("POST", box.path + "/resume", {"timeout_seconds": 1800})
+            assert box.root("cat /root/note").out == "precious\n", told
+            if pause["mode"] == "disk":
+                assert box.root(ASK).out == "2\n", (told, pause)
+        elif name in ("resume", "rollback") and state == "gone" and answer is None:
+            raise AssertionError(f"a box that rested is gone: {told}")
+        # What was answered before and during it is whole.
+        for id in points:
+            with Box(server, from_point=id) as copy:
+                assert copy.root("cat /root/note").out == "precious\n", (told, id)
+                assert copy.root(ASK).out == "2\n", (told, id)
+            server.json("DELETE", f"/v1/points/{id}")
+    staging = server.state / "pool" / "staging"
+    wait_for(lambda: len(list(staging.iterdir())) <= 2, f"nothing half-made is left: {told}")
+
+
+def settled(box):
+    if ended(box):
+        return "gone"
+    state = box.info()["state"]
+    if state == "running":
+        # It may be about to be found dead.
+        with contextlib.suppress(Refused, OSError):
+            return state if box.root("echo up").out == "up\n" else None
+        return None
+    return state if state == "paused" else None

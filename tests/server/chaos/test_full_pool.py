@@ -1,0 +1,138 @@
+"""The pool is full, or becomes full while a point is made: a typed refusal, and everything goes on."""
+
+import os
+import secrets
+import shutil
+import threading
+import time
+
+import pytest
+from boxkit import Box, wait_for
+from sandkeep_server import Refused, state_dir
+from tiny import ASK, COUNTER, TinyServer, memory_levels, tiny_state
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A server whose storage is soon full."""
+    state = tiny_state(state_dir().parent / f"full-{secrets.token_hex(3)}", storage="1GiB")
+    server = TinyServer(state, storage="1GiB").start()
+    yield server
+    server.close()
+    shutil.rmtree(state, ignore_errors=True)
+
+
+class Filler:
+    """A file that takes the room in the pool, as another box's would."""
+
+    def __init__(self, server):
+        self.path = server.state / "pool" / "filler"
+
+    def take_all_but(self, left: int) -> None:
+        """Random bytes: nothing packs them, and nothing promises room it does not have."""
+        chunk = os.urandom(4 * MIB)
+        with self.path.open("ab", buffering=0) as file:
+            while True:
+                os.fsync(file.fileno())
+                room = os.statvfs(self.path)
+                free = room.f_bavail * room.f_frsize
+                if free <= left:
+                    return
+                try:
+                    file.write(chunk[: max(4096, min(len(chunk), free - left))])
+                except OSError:
+                    return
+
+    def close(self) -> None:
+        self.path.unlink(missing_ok=True)
+        os.sync()
+
+
+@pytest.fixture
+def filler(small):
+    filler = Filler(small)
+    yield filler
+    filler.close()
+
+
+def works(box, count):
+    assert box.root(ASK).out == f"{count}\n"
+
+
+def test_a_pool_that_fills_up_in_the_middle_of_a_snapshot(small, filler):
+    for level in memory_levels(small):
+        with Box(small, isolation=level, timeout_seconds=1800, limits={"memory_mib": 512}) as box:
+            assert box.root(COUNTER).ok
+            works(box, 1)
+            assert box.root("echo precious > /root/note; sync").ok
+            old = small.json("POST", box.path + "/points", {"memory": True})
+            # In memory, and not to be packed.
+            assert box.root("head -c 120000000 /dev/urandom > /dev/shm/ballast").ok
+            filler.take_all_but(300 * MIB)
+            staging = small.state / "pool" / "staging"
+            over = threading.Event()
+
+            def eat():
+                while not over.is_set():
+                    written = sum(f.stat().st_size for f in staging.glob("*/memory/*") if f.exists())
+                    if written > 8 * MIB:
+                        filler.take_all_but(0)
+                        return
+                    time.sleep(0.002)
+
+            eater = threading.Thread(target=eat)
+            eater.start()
+            with pytest.raises(Refused) as refused:
+                small.json("POST", box.path + "/points", {"memory": True}, timeout=180)
+            over.set()
+            eater.join()
+            assert refused.value.error["code"] in ("disk_full", "resource_exhausted"), refused.value
+            works(box, 2)
+            # Full from the beginning: refused before anything is written.
+            with pytest.raises(Refused) as refused:
+                small.json("POST", box.path + "/points", {"memory": True}, timeout=180)
+            assert refused.value.error["code"] == "disk_full", refused.value
+            # A pause is never refused for want of room: the memory stays where it is.
+            view = small.json("POST", box.path + "/pause", {}, timeout=180)
+            assert view["pause"]["mode"] == "ram" and view["pause"]["why"], view
+            small.json("POST", box.path + "/resume", {"timeout_seconds": 1800})
+            works(box, 3)
+            filler.close()
+            wait_for(lambda: not list(staging.glob("*/memory")), "nothing half-made is left")
+            again = small.json("POST", box.path + "/points", {"memory": True}, timeout=180)
+        for point, count in ((old, 2), (again, 4)):
+            with Box(small, from_point=point["id"]) as copy:
+                assert copy.root("cat /root/note").out == "precious\n"
+                works(copy, count)
+            small.json("DELETE", f"/v1/points/{point['id']}")
+
+
+def test_space_comes_back(small):
+    def used():
+        room = os.statvfs(small.state / "pool")
+        return (room.f_blocks - room.f_bfree) * room.f_frsize
+
+    before = used()
+    with Box(small, isolation="container") as box:
+        # A parent with a large file, a child without it.
+        assert box.root("head -c 150000000 /dev/urandom > /root/large; sync").ok
+        parent = small.json("POST", box.path + "/points", {"memory": False})
+        assert box.root("rm /root/large; echo child > /root/note; sync").ok
+        child = small.json("POST", box.path + "/points", {"memory": False})
+    assert used() > before + 100 * MIB
+    small.json("DELETE", f"/v1/points/{parent['id']}")
+    # The child is whole without it, and what only the parent had is free again.
+    wait_for(lambda: os.sync() or used() < before + 60 * MIB, "the space is free again", limit=120)
+    with Box(small, from_point=child["id"], limits={"disk_mib": 16}) as copy:
+        assert copy.root("cat /root/note").out == "child\n"
+        # The limit counts for what a copy writes.
+        ran = copy.root("head -c 60000000 /dev/urandom > /root/mine; sync; stat -c %s /root/mine")
+        assert int(ran.out.split()[-1]) < 20 * MIB, ran
+        with pytest.raises(Refused):
+            small.json("POST", copy.path + "/rollback", {"to": parent["id"]})
+        small.json("POST", copy.path + "/rollback", {"to": child["id"]})
+        ran = copy.root("head -c 60000000 /dev/urandom > /root/mine; sync; stat -c %s /root/mine")
+        assert int(ran.out.split()[-1]) < 20 * MIB, "nor is it lifted by going back"
+    small.json("DELETE", f"/v1/points/{child['id']}")

@@ -1,0 +1,216 @@
+"""Points as files: from one server to another, whole or not at all."""
+
+import http.client
+import json
+import os
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from boxkit import Box, wait_for
+from sandkeep_server import Refused, binary, state_dir
+from tiny import ASK, COUNTER, TinyServer, memory_levels, tiny_state
+
+
+def throw_away(server):
+    server.close()
+    shutil.rmtree(server.state, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def here():
+    server = TinyServer(tiny_state(state_dir().parent / f"here-{secrets.token_hex(3)}")).start()
+    yield server
+    throw_away(server)
+
+
+@pytest.fixture(scope="module")
+def there():
+    """Another machine, as far as anything of the first is concerned."""
+    server = TinyServer(tiny_state(state_dir().parent / f"there-{secrets.token_hex(3)}")).start()
+    yield server
+    throw_away(server)
+
+
+@pytest.fixture
+def packed(here, there, tmp_path):
+    """Makes a point of a level on the first machine and a file of it."""
+    made = []
+
+    def pack(level, **wish):
+        with Box(here, isolation=level) as box:
+            assert box.root(COUNTER).ok
+            assert box.root(ASK).out == "1\n"
+            assert box.root("echo kept > /home/user/note; ln /home/user/note /home/user/again; sync").ok
+            point = here.json("POST", box.path + "/points", wish)
+        made.append(point["id"])
+        file = tmp_path / f"{point['id']}.point.tar.zst"
+        done = cli(here, "points", "export", point["id"], str(file))
+        assert done.returncode == 0, done.stderr
+        return point, file
+
+    yield pack
+    for server in (here, there):
+        for id in made:
+            server.request("DELETE", f"/v1/points/{id}")
+
+
+def cli(server, *words, **options):
+    env = {**os.environ, **server.cli_env()}
+    return subprocess.run([binary(), *words], env=env, capture_output=True, timeout=300, **options)
+
+
+def upload(server, data: bytes, query: str = ""):
+    status, _, body = server.request(
+        "POST", f"/v1/points/import{query}", data, headers={"Content-Type": "application/zstd"}, timeout=300
+    )
+    return status, json.loads(body)
+
+
+def nothing_left(server):
+    # Disks of the template are made ahead there, too; points have a directory for theirs.
+    staging = server.state / "pool" / "staging"
+    wait_for(lambda: not [*staging.glob("*/disk"), *staging.glob("*/memory")], "nothing half-made is left")
+
+
+def test_files_move_to_another_machine(here, there, packed):
+    point, file = packed("container", memory=False, name="carried", tags=["one"])
+    moved = cli(there, "--json", "points", "import", str(file))
+    assert moved.returncode == 0, moved.stderr
+    view = json.loads(moved.stdout)
+    same = ("id", "sandbox_id", "name", "tags", "created_at", "template", "isolation", "memory", "engine")
+    assert {key: view[key] for key in same} == {key: point[key] for key in same}
+    # Where it came from may be gone: it is a thing of its own.
+    here.json("DELETE", f"/v1/points/{point['id']}")
+    with Box(there, from_point="carried") as box:
+        assert box.root("cat /home/user/again; stat -c %h /home/user/note").out == "kept\n2\n"
+        assert box.made["isolation"] == "container"
+    status, body = upload(there, file.read_bytes())
+    assert status == 409 and "already" in body["error"]["message"], body
+    # And back again, through a pipe.
+    packed_again = cli(there, "points", "export", "carried").stdout
+    back = cli(here, "points", "import", "-", input=packed_again)
+    assert back.stdout.decode().strip() == point["id"], back.stderr
+    nothing_left(there)
+
+
+def test_memory_moves_to_another_machine(here, there, packed):
+    levels = [level for level in memory_levels(here) if level != "container"]
+    for level in levels:
+        point, file = packed(level, memory=True)
+        status, view = upload(there, file.read_bytes())
+        assert status == 201 and view["memory"] is True and view["engine"] == point["engine"], view
+        boxes = [Box(there, from_point=point["id"]) for _ in range(2)]
+        try:
+            assert [box.root(ASK).out for box in boxes] == ["2\n", "2\n"], "the same process, with its memory"
+            names = {box.root("hostname").out for box in boxes}
+            assert len(names) == 2, names
+        finally:
+            for box in boxes:
+                box.kill()
+
+
+@pytest.fixture
+def other_engine(there, tmp_path):
+    """The second machine gets another build of runsc."""
+    real = shutil.which("runsc")
+    other = tmp_path / "bin" / "runsc"
+    other.parent.mkdir()
+    other.write_text(f'#!/bin/sh\ncase "$*" in *--version*) echo "runsc version release-20991231.0";; *) exec {real} "$@";; esac\n')
+    other.chmod(0o755)
+    there.stop()
+    there.env = {"PATH": f"{other.parent}:{os.environ['PATH']}"}
+    there.start()
+    yield
+    there.end_boxes()
+    there.stop()
+    there.env = {}
+    there.start()
+
+
+def test_memory_of_another_engine_is_refused_in_words(there, packed, other_engine):
+    point, file = packed("gvisor", memory=True)
+    status, body = upload(there, file.read_bytes())
+    error = body["error"]
+    assert status == 400 and error["code"] == "not_enforceable", body
+    assert "20991231" in error["message"] and point["engine"].split()[1] in error["message"], error
+    assert "files-only" in error["hint"], error
+    assert there.request("GET", f"/v1/points/{point['id']}")[0] == 404
+    nothing_left(there)
+    # Its files are good everywhere.
+    done = cli(there, "points", "import", "--files-only", str(file))
+    assert done.returncode == 0, done.stderr
+    view = there.json("GET", f"/v1/points/{point['id']}")
+    assert view["memory"] is False and "without its memory" in view["why_disk_only"], view
+    with Box(there, from_point=point["id"], isolation="container") as box:
+        assert box.exec("cat /home/user/note").out == "kept\n"
+
+
+def test_files_that_are_not_whole_leave_nothing(there, packed):
+    point, file = packed("gvisor", memory=True)
+    whole = file.read_bytes()
+    taken = 0
+    for place in [9, 200, *(len(whole) * n // 10 for n in range(1, 10)), len(whole) - 9]:
+        flipped = bytearray(whole)
+        flipped[place] ^= 0x20
+        status, body = upload(there, bytes(flipped))
+        if status == 201:
+            # Zstd has bits that change nothing; then what was unpacked is what was sealed.
+            taken += 1
+            there.json("DELETE", f"/v1/points/{point['id']}")
+            continue
+        assert status == 400 and body["error"]["field"] == "archive", (place, body)
+    assert taken < 3, f"{taken} of 12 changed files were taken"
+    for length in (0, 100, len(whole) // 2, len(whole) - 1):
+        status, body = upload(there, whole[:length])
+        assert status == 400 and "no whole exported point" in body["error"]["message"], (length, body)
+    # A client that goes away in the middle.
+    connection = http.client.HTTPConnection("127.0.0.1", there.port, timeout=60)
+    connection.putrequest("POST", "/v1/points/import")
+    connection.putheader("X-API-Key", there.key)
+    connection.putheader("Content-Length", str(len(whole)))
+    connection.endheaders()
+    connection.send(whole[: len(whole) // 2])
+    connection.close()
+    nothing_left(there)
+    assert there.request("GET", f"/v1/points/{point['id']}")[0] == 404
+    assert upload(there, whole)[0] == 201
+
+
+def test_what_can_not_be_exported_says_why(here, tmp_path):
+    assert here.request("GET", "/v1/points/nosuchpoint/export")[0] == 404
+    done = cli(here, "points", "export", "nosuchpoint", str(tmp_path / "file"))
+    assert done.returncode == 1 and b"not found" in done.stderr
+    assert list(tmp_path.iterdir()) == [], "no empty file stays"
+
+
+def one_file(server, point_id: str) -> Path:
+    files = sorted((server.state / "pool" / "points" / point_id / "memory").iterdir(), key=lambda f: -f.stat().st_size)
+    return files[0]
+
+
+def test_a_damaged_pause_is_refused_and_stays_a_pause(here):
+    with Box(here, isolation="gvisor", timeout_seconds=1800) as box:
+        assert box.root(COUNTER).ok and box.root(ASK).out == "1\n"
+        known = set((here.state / "pool" / "points").iterdir())
+        view = here.json("POST", box.path + "/pause", {})
+        assert view["pause"]["mode"] == "disk", view
+        (place,) = set((here.state / "pool" / "points").iterdir()) - known
+        memory, manifest = one_file(here, place.name), place / "manifest.json"
+        for file in (memory, manifest):
+            whole = file.read_bytes()
+            for wrong in (whole[:-1], whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :], None):
+                if wrong is None:
+                    file.unlink()
+                else:
+                    file.write_bytes(wrong)
+                with pytest.raises(Refused) as refused:
+                    here.json("POST", box.path + "/resume", {})
+                assert refused.value.status in (404, 409), refused.value
+                assert place.name in refused.value.error["message"], refused.value
+                assert box.info()["state"] == "paused"
+            file.write_bytes(whole)
+        here.json("POST", box.path + "/resume", {})
+        assert box.root(ASK).out == "2\n", "nothing was lost by trying"
