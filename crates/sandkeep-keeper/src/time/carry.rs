@@ -23,6 +23,12 @@ pub struct Export {
     label: Label,
 }
 
+impl std::fmt::Debug for Export {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Export").field(&self.label.point.id).finish()
+    }
+}
+
 impl Export {
     pub fn point(&self) -> &Point {
         &self.label.point

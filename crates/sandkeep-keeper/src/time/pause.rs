@@ -169,11 +169,11 @@ impl Core {
         });
         entry.became(State::Paused);
         entry.reach.close();
-        if mode != PauseMode::Ram {
-            if let Err(error) = entry.ward.destroy(&entry.id).await {
-                // Whoever wakes it tries again first.
-                tracing::warn!(id = %entry.id, %error, "a paused box is not quite gone");
-            }
+        if mode != PauseMode::Ram
+            && let Err(error) = entry.ward.destroy(&entry.id).await
+        {
+            // Whoever wakes it tries again first.
+            tracing::warn!(id = %entry.id, %error, "a paused box is not quite gone");
         }
         if mode == PauseMode::Filesystem {
             // What its processes wrote to the very end is kept; a point is on the disk already.
