@@ -19,7 +19,7 @@ from powercut import Disk, Mounted, run
 from sandkeep_server import state_dir
 from tiny import ASK, COUNTER, TinyServer, tiny_state
 
-ROUNDS = int(os.environ.get("SANDKEEP_STORM", "2"))
+ROUNDS = int(os.environ.get("SANDKEEP_STORM", "1"))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ class Life:
 def test_what_was_answered_survives_a_power_cut(golden, level):
     work, image = golden
     for number in range(ROUNDS):
-        seed = f"{level} {number}" if ROUNDS <= 2 else secrets.token_hex(4)
+        seed = f"{level} {number}" if ROUNDS == 1 else secrets.token_hex(4)
         one_cut(work / f"{level}-{number}", image, level, seed)
 
 

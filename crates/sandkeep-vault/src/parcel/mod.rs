@@ -18,7 +18,7 @@ mod unpack;
 pub use pack::{label_of, pack};
 pub use unpack::{Opened, open};
 
-use sandkeep_model::{Error, Point, Result};
+use sandkeep_model::{Code, Error, Point, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::io::{self, Write};
@@ -118,8 +118,12 @@ fn no_parcel(why: &str) -> Error {
 }
 
 fn broken(error: io::Error) -> Error {
-    let error = damaged(error);
-    if error.code == sandkeep_model::Code::InvalidArgument {
+    in_a_parcel(damaged(error))
+}
+
+/// What is wrong with an archive, said of a parcel.
+fn in_a_parcel(error: Error) -> Error {
+    if error.code == Code::InvalidArgument {
         return no_parcel(&error.message);
     }
     error

@@ -21,7 +21,7 @@ use tar::{Archive, Entry, EntryType};
 use super::{
     Behind, DISK, LABEL, Label, MAX_LABEL, MAX_PAX, MAX_SEAL, MEMORY, PAX_LINK, PAX_MAP,
     PAX_ODD_XATTR, PAX_PATH, PAX_SIZE, PAX_SOCKET, PAX_TIME, PAX_XATTR, SEAL, Seal, Totals, broken,
-    hex, no_parcel, pack::carried, records,
+    hex, in_a_parcel, no_parcel, pack::carried, records,
 };
 use crate::{
     archive::ImportLimits,
@@ -107,8 +107,8 @@ pub fn open(
             if memory.len() != label.memory.len() {
                 return Err(no_parcel("its disk goes on after its memory"));
             }
-            let path = clean(path)?;
-            item.put(&mut tree, &path)?;
+            let path = clean(path).map_err(in_a_parcel)?;
+            item.put(&mut tree, &path).map_err(in_a_parcel)?;
         } else if let Ok(name) = item.path.strip_prefix(MEMORY) {
             let file = memory
                 .next()
