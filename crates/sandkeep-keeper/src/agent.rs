@@ -7,6 +7,8 @@ use sandkeep_agent_client::Agent;
 use sandkeep_model::{Code, Error, Result, Sandbox, SandboxId, TemplateName, Timestamp};
 use sandkeep_ward::{Channel, Ward};
 
+use crate::registry::Entry;
+
 /// A unix socket connects at once or something is wrong.
 const CONNECT: Duration = Duration::from_secs(5);
 /// The agent of a box on a busy machine gets this long to answer.
@@ -33,6 +35,13 @@ pub async fn agent(ward: &dyn Ward, id: &SandboxId) -> Result<Agent> {
     Ok(Agent::over(channel).await?.deadline(ANSWER))
 }
 
+/// The agent of a box that will be frozen: whoever cuts its visitors knows when we have let go.
+pub async fn visit(entry: &Entry) -> Result<Agent> {
+    let visit = entry.activity.enter();
+    let channel = channel(entry.ward.as_ref(), &entry.id).await?;
+    Ok(Agent::over(visit.over(channel)).await?.deadline(ANSWER))
+}
+
 /// What a box is told about itself.
 pub fn identity(
     id: &SandboxId,
@@ -52,7 +61,12 @@ pub fn identity(
 }
 
 pub fn identity_of(sandbox: &Sandbox) -> InitRequest {
-    identity(&sandbox.id, &sandbox.template, &sandbox.env)
+    let defaults = &sandbox.time.defaults;
+    InitRequest {
+        default_user: defaults.user.clone(),
+        default_workdir: defaults.workdir.clone(),
+        ..identity(&sandbox.id, &sandbox.template, &sandbox.env)
+    }
 }
 
 /// Tells a box who it is, and whom to trust if anybody, over the connection that was kept open, or a fresh one when that

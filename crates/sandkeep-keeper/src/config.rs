@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use sandkeep_model::{Limits, TemplateName};
+use sandkeep_model::{IsolationWish, Limits, TemplateName};
 
 use crate::NetworkConfig;
 
@@ -31,4 +31,6 @@ pub struct PoolConfig {
     /// 0: no pool; boxes left in the ledger by an earlier server are ended.
     pub size: usize,
     pub template: TemplateName,
+    /// The level they wait at.
+    pub isolation: IsolationWish,
 }

@@ -10,8 +10,8 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    KeeperConfig, expiry::Deadlines, idempotency::Flights, isolation::Levels, meters, pool::Pool,
-    registry::Registry,
+    KeeperConfig, build::Builds, expiry::Deadlines, idempotency::Flights, isolation::Levels,
+    meters, pool::Pool, registry::Registry,
 };
 
 /// Boxes started at the same time: more would only make each of them slower.
@@ -28,6 +28,7 @@ pub struct Core {
     pub pool: Pool,
     pub deadlines: Deadlines,
     pub flights: Flights,
+    pub builds: Builds,
     pub starts: Semaphore,
     /// Held by whoever makes another form of a template.
     pub forms: Mutex<()>,
@@ -55,6 +56,7 @@ impl Core {
             pool: Pool::default(),
             deadlines: Deadlines::default(),
             flights: Flights::default(),
+            builds: Builds::default(),
             starts: Semaphore::new(STARTS_AT_ONCE),
             forms: Mutex::default(),
             closing: CancellationToken::new(),

@@ -11,9 +11,9 @@ use futures_util::FutureExt as _;
 use sandkeep_agent_api::host::InitRequest;
 use sandkeep_agent_client::Agent;
 use sandkeep_model::{
-    BoxTime, Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish, Limits,
-    OnTimeout, Point, PointId, Result, Sandbox, SandboxId, Secret, State, TemplateName, Timestamp,
-    check_env, check_metadata,
+    BoxDefaults, BoxTime, Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish,
+    Limits, OnTimeout, Point, PointId, Result, Sandbox, SandboxId, Secret, State, TemplateName,
+    Timestamp, check_env, check_metadata,
 };
 use sandkeep_store::{Idempotency, NewBox};
 use sandkeep_vault::{Disk, TemplateInfo};
@@ -21,6 +21,7 @@ use sandkeep_ward::{BoxSpec, LiveBox, Ward};
 
 use crate::{
     agent,
+    config::Limiting,
     core::Core,
     egress::{Egress, EgressWish},
     form, idempotency,
@@ -36,12 +37,45 @@ pub struct Plan {
     /// What it is made from: a template, or else a point.
     pub template: Option<TemplateInfo>,
     pub from: Option<Point>,
+    /// What the template was when it was ready, if that fits this request.
+    pub warm: Option<Point>,
+    /// What commands get that say nothing, by the template.
+    pub defaults: BoxDefaults,
     pub ward: Arc<dyn Ward>,
     pub limits: Limits,
     pub network: Egress,
 }
 
+/// What a new box begins as.
+#[derive(Debug, Clone, Copy)]
+pub enum Origin<'a> {
+    /// The files of a template.
+    Template(&'a TemplateInfo),
+    /// What a template was when it was ready, or else its files.
+    Warm(&'a TemplateInfo, &'a Point),
+    Point(&'a Point),
+}
+
+/// A box that came up.
+pub struct Up {
+    pub live: LiveBox,
+    pub agent: Agent,
+    /// Its processes were there already.
+    pub restored: bool,
+}
+
 impl Plan {
+    pub fn origin(&self) -> Result<Origin<'_>> {
+        match (&self.template, &self.from) {
+            (Some(template), _) => Ok(match &self.warm {
+                Some(warm) => Origin::Warm(template, warm),
+                None => Origin::Template(template),
+            }),
+            (None, Some(point)) => Ok(Origin::Point(point)),
+            (None, None) => Err(Error::internal("a box made from nothing")),
+        }
+    }
+
     fn made_from(&self) -> &TemplateName {
         match (&self.template, &self.from) {
             (Some(template), _) => &template.name,
@@ -63,6 +97,7 @@ impl Plan {
             },
             head,
             pause: None,
+            defaults: self.defaults.clone(),
         }
     }
 }
@@ -100,9 +135,6 @@ impl Core {
             ));
         }
         self.first_end(Timestamp::now(), request.expiry)?;
-        let limits = request
-            .limits
-            .resolve(&self.config.limits.default, &self.config.limits.most)?;
         if let Some(point) = request.time.from_point.clone() {
             return self.plan_from(request, &point, network).await;
         }
@@ -112,14 +144,32 @@ impl Core {
             Some(template) => template,
             None => return Err(self.no_template(&request.template).await),
         };
+        let limits = request
+            .limits
+            .resolve(&self.limits_of(&template)?, &self.config.limits.most)?;
+        let warm = self.warm_for(&template, ward.as_ref(), &limits).await?;
+        let (request, defaults) = inherit(request, Some(&template))?;
         Ok(Plan {
             request,
             template: Some(template),
             from: None,
+            warm,
+            defaults,
             ward,
             limits,
             network,
         })
+    }
+
+    /// What a box of this template gets that asks for nothing.
+    pub fn limits_of(&self, template: &TemplateInfo) -> Result<Limits> {
+        let Limiting { default, most } = &self.config.limits;
+        match &template.built {
+            Some(built) => built.limits.resolve(default, most).map_err(|error| {
+                error.context(format!("the limits of template \"{}\"", template.name))
+            }),
+            None => Ok(*default),
+        }
     }
 
     /// A box from a point has the limits of the box it was, unless it asks for others.
@@ -151,17 +201,21 @@ impl Core {
         self.same_form(point.isolation, ward.as_ref())?;
         self.usable(&point, ward.as_ref()).await?;
         let network = self.reach(network)?;
+        let template = self.vault.template(&point.template).await?;
+        let (request, defaults) = inherit(request, template.as_ref())?;
         Ok(Plan {
             request,
             template: None,
             from: Some(point),
+            warm: None,
+            defaults,
             ward,
             limits,
             network,
         })
     }
 
-    async fn no_template(&self, name: &TemplateName) -> Error {
+    pub async fn no_template(&self, name: &TemplateName) -> Error {
         let there = self.vault.templates().await.unwrap_or_default();
         let there: Vec<_> = there.iter().map(|t| t.name.as_str()).collect();
         Error::not_found(format!("template '{name}' not found"))
@@ -217,9 +271,12 @@ impl Core {
         // Taken before anybody can find the box: who wants to end it waits for us.
         let _turn = entry.turn.lock().await;
         self.make_room(&entry).await?;
-        let (live, _agent) = self
-            .bring_up(&entry, given, request.by.as_deref(), plan.from.as_ref())
+        let up = self
+            .bring_up(&entry, given, request.by.as_deref(), plan.origin()?)
             .await?;
+        self.start_what_it_is_for(&entry, &up, plan.template.as_ref())
+            .await?;
+        let live = up.live;
         // Its time counts from when it can be used.
         let end_at = self
             .first_end(Timestamp::now(), request.expiry)
@@ -236,8 +293,8 @@ impl Core {
         entry: &Arc<Entry>,
         given: Option<&Idempotency>,
         by: Option<&str>,
-        from: Option<&Point>,
-    ) -> Result<(LiveBox, Agent)> {
+        origin: Origin<'_>,
+    ) -> Result<Up> {
         let Ok(_slot) = self.starts.acquire().await else {
             return Err(Error::internal("the keeper is closed"));
         };
@@ -253,10 +310,10 @@ impl Core {
         // Side by side: a disk without a row is found and removed at the next start.
         let (written, disk) = tokio::join!(
             self.store.insert(new),
-            self.make_disk(entry, &sandbox, from)
+            self.make_disk(entry, &sandbox, origin)
         );
-        if from.is_none() {
-            self.prepare_disks(&sandbox.template);
+        if let Origin::Template(template) = origin {
+            self.prepare_disks(&template.name);
         }
         if let Err(error) = written {
             self.never_was(entry).await;
@@ -264,7 +321,7 @@ impl Core {
         }
         // A panic in here would leave the box `creating` for ever, and end the task that fills
         // the pool. Nothing half changed is looked at again: the box is cleared away.
-        let started = AssertUnwindSafe(self.start(entry, &sandbox, disk, from))
+        let started = AssertUnwindSafe(self.start(entry, &sandbox, disk, origin))
             .catch_unwind()
             .await
             .unwrap_or_else(|panic| {
@@ -282,17 +339,17 @@ impl Core {
         &self,
         entry: &Entry,
         sandbox: &Sandbox,
-        from: Option<&Point>,
+        origin: Origin<'_>,
     ) -> Result<Disk> {
         let ward = entry.ward.as_ref();
-        match from {
-            Some(point) => {
+        match origin {
+            Origin::Point(point) | Origin::Warm(_, point) => {
                 self.vault
                     .disk_from_point(&sandbox.id, &point.id, form::quota(ward, &sandbox.limits))
                     .await
             }
-            None => {
-                self.template_disk(ward, &sandbox.id, &sandbox.template, &sandbox.limits)
+            Origin::Template(template) => {
+                self.template_disk(ward, &sandbox.id, &template.name, &sandbox.limits)
                     .await
             }
         }
@@ -303,18 +360,35 @@ impl Core {
         entry: &Entry,
         sandbox: &Sandbox,
         disk: Result<Disk>,
-        from: Option<&Point>,
-    ) -> Result<(LiveBox, Agent)> {
-        let disk = disk.map_err(|error| error.context("making the disk"))?;
-        let image = match from {
-            Some(point) if point.has_memory() => {
-                self.usable(point, entry.ward.as_ref()).await?.memory
-            }
-            _ => None,
-        };
+        origin: Origin<'_>,
+    ) -> Result<Up> {
+        let disk = disk.map_err(|error| error.context("making the disk"));
         let identity = agent::identity_of(sandbox);
-        self.start_on(entry, sandbox, disk, image.as_deref(), &identity)
-            .await
+        let (disk, image) = match origin {
+            Origin::Warm(template, point) => {
+                let restored = self.restore_warm(entry, sandbox, disk, point).await;
+                match restored {
+                    Ok(up) => return Ok(up),
+                    Err(error) => {
+                        let disk = self.cool_down(entry, sandbox, template, point, &error);
+                        (disk.await?, None)
+                    }
+                }
+            }
+            Origin::Point(point) if point.has_memory() => {
+                let image = self.usable(point, entry.ward.as_ref()).await?.memory;
+                (disk?, image)
+            }
+            Origin::Point(_) | Origin::Template(_) => (disk?, None),
+        };
+        let (live, agent) = self
+            .start_on(entry, sandbox, disk, image.as_deref(), &identity)
+            .await?;
+        Ok(Up {
+            live,
+            agent,
+            restored: image.is_some(),
+        })
     }
 
     /// Processes on a disk, from memory or cold; then an agent that knows who it is and a way
@@ -428,7 +502,7 @@ impl Core {
     }
 
     /// Registers a box if the server may have one more, at the cost of a pooled one if need be.
-    async fn make_room(&self, entry: &Arc<Entry>) -> Result<()> {
+    pub async fn make_room(&self, entry: &Arc<Entry>) -> Result<()> {
         let most = self.config.max_boxes;
         loop {
             if self.registry.add_within(entry, most) {
@@ -448,6 +522,20 @@ impl Core {
             }
         }
     }
+}
+
+/// What the template says holds where the request says nothing.
+fn inherit(
+    request: CreateSandbox,
+    template: Option<&TemplateInfo>,
+) -> Result<(CreateSandbox, BoxDefaults)> {
+    let Some(built) = template.and_then(|template| template.built.as_ref()) else {
+        return Ok((request, BoxDefaults::default()));
+    };
+    let mut env = built.env.clone();
+    env.extend(request.env);
+    check_env(&env)?;
+    Ok((CreateSandbox { env, ..request }, built.defaults.clone()))
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {

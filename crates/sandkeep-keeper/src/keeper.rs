@@ -343,7 +343,11 @@ impl Keeper {
         }
         let (core, name) = (Arc::clone(&self.core), name.clone());
         self.core
-            .finish(async move { core.vault.remove_template(&name).await })
+            .finish(async move {
+                core.vault.remove_template(&name).await?;
+                core.drop_layers_of(&name).await;
+                core.drop_unused_warmth().await
+            })
             .await
     }
 
@@ -363,11 +367,12 @@ impl Keeper {
     }
 }
 
-fn template(found: TemplateInfo) -> Template {
+pub(crate) fn template(found: TemplateInfo) -> Template {
     Template {
         name: found.name,
         created_at: found.created_at,
         size_bytes: found.size_bytes,
         origin: found.origin,
+        built: found.built,
     }
 }

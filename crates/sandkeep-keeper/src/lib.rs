@@ -5,6 +5,7 @@
 
 mod adopt;
 mod agent;
+mod build;
 mod config;
 mod core;
 mod create;
@@ -26,6 +27,7 @@ mod sync;
 mod time;
 mod upkeep;
 
+pub use build::{BuildFault, BuildLine, BuildStatus, BuildView, BuildWish, LevelView, LineLevel};
 pub use config::{KeeperConfig, Limiting, PoolConfig};
 pub use egress::{BoundTo, Egress, EgressWish};
 pub use keeper::{BoxFinder, BoxView, HostReport, Keeper, LevelReport};

@@ -120,6 +120,12 @@ impl Reach {
         }
     }
 
+    /// What the box was refused of late, newest first.
+    pub fn denials(&self) -> Vec<Denial> {
+        let moat = lock(&self.moat);
+        moat.as_ref().map(BoxMoat::denials).unwrap_or_default()
+    }
+
     pub fn attached(&self) -> bool {
         lock(&self.moat).is_some()
     }
@@ -263,9 +269,7 @@ impl Core {
     }
 
     pub fn denials(&self, id: &SandboxId) -> Result<Vec<Denial>> {
-        let entry = self.registry.owned(id)?;
-        let moat = lock(&entry.reach.moat);
-        Ok(moat.as_ref().map(BoxMoat::denials).unwrap_or_default())
+        Ok(self.registry.owned(id)?.reach.denials())
     }
 
     pub fn traffic(&self, id: &SandboxId) -> Result<Traffic> {

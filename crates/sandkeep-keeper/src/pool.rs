@@ -7,9 +7,7 @@ use std::{
 };
 
 use sandkeep_agent_client::Agent;
-use sandkeep_model::{
-    GoneReason, Isolation, IsolationWish, Limits, Result, Sandbox, Secret, State, Timestamp,
-};
+use sandkeep_model::{GoneReason, Isolation, Limits, Result, Sandbox, Secret, State, Timestamp};
 use sandkeep_store::{Claim, Idempotency};
 use sandkeep_vault::TemplateInfo;
 use sandkeep_ward::Ward;
@@ -20,8 +18,9 @@ use tokio::{
 
 use crate::{
     agent,
+    build::{has_processes, may_go_on},
     core::Core,
-    create::{Plan, blank},
+    create::{Origin, Plan, Up, blank},
     egress::Egress,
     form, meters,
     registry::{Entry, Registry},
@@ -75,12 +74,14 @@ impl Pool {
     }
 
     /// A box of this template as it is now, at this level.
-    fn take(&self, template: &TemplateInfo, level: Isolation) -> Option<Ready> {
+    fn take(&self, template: &TemplateInfo, ward: &dyn Ward, limits: &Limits) -> Option<Ready> {
         let taken = {
             let mut ready = lock(&self.ready);
-            let at = ready
-                .iter()
-                .position(|ready| fits(ready, template, level))?;
+            let at = ready.iter().position(|ready| {
+                fits(ready, template, ward.level())
+                    && (!is_set(template, ward)
+                        || ready.entry.with(|b| may_go_on(ward, &b.limits, limits)))
+            })?;
             ready.remove(at)
         };
         *lock(&self.last_claim) = Some(Instant::now());
@@ -153,6 +154,11 @@ fn fits(ready: &Ready, template: &TemplateInfo, level: Isolation) -> bool {
             .with(|sandbox| sandbox.template == template.name && sandbox.isolation == level)
 }
 
+/// Whether boxes of it have what can not change any more: processes, or the size of a machine.
+fn is_set(template: &TemplateInfo, ward: &dyn Ward) -> bool {
+    has_processes(template) || ward.disk_form().is_some()
+}
+
 /// Tells that the pool is being filled, until dropped.
 struct Filling<'a>(&'a Pool);
 
@@ -179,11 +185,8 @@ impl Core {
         let Some(template) = &plan.template else {
             return Ok(None);
         };
-        // A machine that waits has the size of those who ask for nothing, and does not grow.
-        if plan.ward.disk_form().is_some() && plan.limits != self.config.limits.default {
-            return Ok(None);
-        }
-        while let Some(ready) = self.pool.take(template, plan.ward.level()) {
+        let (ward, limits) = (plan.ward.as_ref(), &plan.limits);
+        while let Some(ready) = self.pool.take(template, ward, limits) {
             self.count_pool();
             let claimed = self.claim(ready, plan, given).await?;
             if claimed.is_some() {
@@ -333,7 +336,7 @@ impl Core {
                 return Ok(());
             }
             let template = self.vault.template(&wanted.template).await?;
-            let ward = self.levels.choose(IsolationWish::Auto)?;
+            let ward = self.levels.choose(wanted.isolation)?;
             for unfit in self
                 .pool
                 .unfit(template.as_ref(), ward.level(), wanted.size)
@@ -361,14 +364,28 @@ impl Core {
         template: &TemplateInfo,
         ward: Arc<dyn Ward>,
     ) -> Result<Option<Ready>> {
-        let limits = self.config.limits.default;
-        let sandbox = blank(&template.name, ward.as_ref(), limits, Timestamp::now());
+        let limits = self.limits_of(template)?;
+        let warm = self.warm_for(template, ward.as_ref(), &limits).await?;
+        let mut sandbox = blank(&template.name, ward.as_ref(), limits, Timestamp::now());
+        if let Some(built) = &template.built {
+            sandbox.env.clone_from(&built.env);
+            sandbox.time.defaults = built.defaults.clone();
+        }
         let entry = Entry::new(sandbox, ward, true, Egress::default());
         let turn = entry.turn.lock().await;
         if !self.registry.add_within(&entry, self.config.max_boxes) {
             return Ok(None);
         }
-        let (live, mut agent) = self.bring_up(&entry, None, None, None).await?;
+        let origin = match &warm {
+            Some(warm) => Origin::Warm(template, warm),
+            None => Origin::Template(template),
+        };
+        let up = self.bring_up(&entry, None, None, origin).await?;
+        self.start_what_it_is_for(&entry, &up, Some(template))
+            .await?;
+        let Up {
+            live, mut agent, ..
+        } = up;
         if let Err(error) = agent.warm().await {
             // It works cold, too.
             tracing::warn!(id = %entry.id, %error, "warming a pooled box");

@@ -31,6 +31,7 @@ impl Core {
             if !first {
                 self.levels.look().await;
             }
+            self.keep_warm().await;
             first = false;
         }
     }

@@ -7,16 +7,21 @@ use crate::Error;
 
 const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
+/// Bytes nobody can guess.
+pub fn random_bytes<const COUNT: usize>() -> [u8; COUNT] {
+    let mut bytes = [0_u8; COUNT];
+    if getrandom::fill(&mut bytes).is_err() {
+        // Without randomness no token is a secret; going on would be worse than ending.
+        std::process::abort();
+    }
+    bytes
+}
+
 /// `count` random characters of `[a-z0-9]`, from the kernel's generator.
 pub fn random_token(count: usize) -> String {
     let mut out = String::with_capacity(count);
-    let mut bytes = [0_u8; 64];
     while out.len() < count {
-        if getrandom::fill(&mut bytes).is_err() {
-            // Without randomness no token is a secret; going on would be worse than ending.
-            std::process::abort();
-        }
-        for byte in bytes {
+        for byte in random_bytes::<64>() {
             // 252 = 7 * 36: the rest would make some letters likelier than others.
             if byte < 252 && out.len() < count {
                 out.push(char::from(ALPHABET[usize::from(byte % 36)]));

@@ -12,6 +12,7 @@ mod limits;
 mod name;
 mod page;
 mod point;
+mod recipe;
 mod sandbox;
 mod secret;
 mod secret_name;
@@ -21,7 +22,7 @@ mod usage;
 
 pub use error::{Code, Error, Result};
 pub use event::{Event, EventKind};
-pub use id::{SandboxId, random_token};
+pub use id::{SandboxId, random_bytes, random_token};
 pub use identity::{Audience, Identity, Label, NamedTokens, Scopes, TokenName};
 pub use isolation::{Isolation, IsolationWish};
 pub use limits::{Limits, LimitsWish, human_bytes};
@@ -30,6 +31,10 @@ pub use page::{ListFilter, Order, Page, PageToken};
 pub use point::{
     BoxTime, EngineBuild, Pause, PauseMode, Point, PointId, PointKind, TimeWish, check_point_name,
     check_point_tags, point_not_found,
+};
+pub use recipe::{
+    BoxDefaults, BuildId, Built, ColdLevel, LONGEST_READY, Ready, ReadyCheck, Recipe, Step,
+    build_not_found, check_files_key,
 };
 pub use sandbox::{CreateSandbox, ENVD_VERSION, Expiry, OnTimeout, Sandbox, Template};
 pub use secret::Secret;

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-use crate::{Error, Isolation, Limits, Result, SandboxId, TemplateName, Timestamp, random_token};
+use crate::{
+    BoxDefaults, Error, Isolation, Limits, Result, SandboxId, TemplateName, Timestamp, random_token,
+};
 
 /// Longest name or tag of a point.
 const LONGEST_NAME: usize = 64;
@@ -86,16 +88,28 @@ pub enum PointKind {
     Pause,
     /// What forks are made from. It goes when they are made.
     Fork,
+    /// The files of a template after some of its steps, for the next build.
+    Layer,
+    /// What a template was when it was ready, with memory. It goes with the template.
+    Template,
 }
 
 impl PointKind {
-    pub const ALL: [Self; 3] = [Self::Snapshot, Self::Pause, Self::Fork];
+    pub const ALL: [Self; 5] = [
+        Self::Snapshot,
+        Self::Pause,
+        Self::Fork,
+        Self::Layer,
+        Self::Template,
+    ];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::Snapshot => "snapshot",
             Self::Pause => "pause",
             Self::Fork => "fork",
+            Self::Layer => "layer",
+            Self::Template => "template",
         }
     }
 }
@@ -220,6 +234,9 @@ pub struct BoxTime {
     /// Set while it is paused or on its way out of a pause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,
+    /// What its template said. Its own copy: templates change.
+    #[serde(skip_serializing_if = "BoxDefaults::is_empty")]
+    pub defaults: BoxDefaults,
 }
 
 /// A name somebody gives a point: safe as a template name and as a tag.

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BoxTime, GoneReason, Identity, Isolation, IsolationWish, Limits, LimitsWish, SandboxId, Secret,
-    State, TemplateName, TimeWish, Timestamp,
+    BoxTime, Built, GoneReason, Identity, Isolation, IsolationWish, Limits, LimitsWish, SandboxId,
+    Secret, State, TemplateName, TimeWish, Timestamp,
 };
 
 /// The envd version our agent fulfils; every feature gate of the SDKs opens at it.
@@ -84,4 +84,6 @@ pub struct Template {
     pub size_bytes: u64,
     /// Where it came from, in words: `mmdebstrap bookworm`, `import root.tar`.
     pub origin: String,
+    /// Set when it was built from a recipe.
+    pub built: Option<Built>,
 }

@@ -1,6 +1,6 @@
 //! The tree of points.
 
-use sandkeep_model::{EventKind, Point, PointId, Result, SandboxId, Timestamp};
+use sandkeep_model::{EventKind, Point, PointId, PointKind, Result, SandboxId, Timestamp};
 use sqlx::{AssertSqlSafe, sqlite::SqliteRow};
 
 use crate::{
@@ -70,6 +70,11 @@ impl Store {
     /// The points of this name, oldest first.
     pub async fn points_named(&self, name: &str) -> Result<Vec<Point>> {
         self.points_where("name = $1", name).await
+    }
+
+    /// The points made for one purpose, oldest first.
+    pub async fn points_for(&self, kind: PointKind) -> Result<Vec<Point>> {
+        self.points_where("kind = $1", kind.name()).await
     }
 
     /// All points there are, oldest first.

@@ -86,7 +86,7 @@ fn limited<'a>(vault: &Inner, staged: Staged<'a>, limit: u64) -> Result<Staged<'
 }
 
 /// `cp` keeps owners, links, attributes and holes, and shares blocks where it can.
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+pub fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     let output = Command::new("cp")
         .args(["-a", "--reflink=auto", "--"])
         .args([from, to])

@@ -33,6 +33,8 @@ pub struct Layout {
     pub templates: PathBuf,
     pub disks: PathBuf,
     pub points: PathBuf,
+    /// Archives that clients sent for builds.
+    pub contexts: PathBuf,
     staging: PathBuf,
     graves: PathBuf,
 }
@@ -49,6 +51,7 @@ impl Layout {
             templates: root.join("templates"),
             disks: root.join("disks"),
             points: root.join("points"),
+            contexts: root.join("contexts"),
             staging: root.join("staging"),
             graves: root.join("graves"),
         };
@@ -56,6 +59,7 @@ impl Layout {
             &layout.templates,
             &layout.disks,
             &layout.points,
+            &layout.contexts,
             &layout.staging,
             &layout.graves,
         ] {

@@ -1,6 +1,6 @@
 //! Templates: a directory with the read-only root and a small file that says what it is.
 
-use sandkeep_model::{Error, Result, TemplateName, Timestamp};
+use sandkeep_model::{Built, Error, PointId, Result, TemplateName, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
@@ -10,8 +10,9 @@ use std::{
 
 use crate::{
     btrfs,
-    disk::size_of_tree,
+    disk::{copy_tree, size_of_tree},
     doing::Doing as _,
+    point,
     pool::PoolKind,
     staging::{Staged, make_private_dir},
     vault::Inner,
@@ -19,8 +20,12 @@ use crate::{
 
 const ROOT: &str = "root";
 const MANIFEST: &str = "template.json";
-/// Ours are some hundred bytes; whatever is larger was not written by us.
-const MAX_MANIFEST: u64 = 64 * 1024;
+/// What a build said, line by line, beside the manifest.
+const LOG: &str = "build.log";
+/// Ours hold an environment at most; whatever is larger was not written by us.
+const MAX_MANIFEST: u64 = 8 << 20;
+/// What is read of a log.
+const MAX_LOG: u64 = 32 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateInfo {
@@ -31,6 +36,8 @@ pub struct TemplateInfo {
     /// Where it came from, in words.
     pub origin: String,
     pub created_at: Timestamp,
+    /// Set when it was built from a recipe.
+    pub built: Option<Built>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,6 +45,15 @@ struct Manifest {
     origin: String,
     size_bytes: u64,
     created_at: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    built: Option<Built>,
+}
+
+/// The files a template is made of.
+#[derive(Debug, Clone)]
+pub enum Ground {
+    Template(TemplateName),
+    Point(PointId),
 }
 
 pub fn not_found(name: &TemplateName) -> Error {
@@ -71,7 +87,60 @@ fn read(dir: &Path, name: &TemplateName) -> Result<Option<TemplateInfo>> {
         size_bytes: manifest.size_bytes,
         origin: manifest.origin,
         created_at: manifest.created_at,
+        built: manifest.built,
     }))
+}
+
+/// What its build said; empty when there is nothing.
+pub fn read_log(vault: &Inner, name: &TemplateName) -> Result<Vec<u8>> {
+    use std::io::Read as _;
+    let path = vault.layout.templates.join(name.as_str()).join(LOG);
+    let file = match File::open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.doing_to("opening", &path)?,
+    };
+    let mut text = Vec::new();
+    file.take(MAX_LOG)
+        .read_to_end(&mut text)
+        .doing_to("reading", &path)?;
+    Ok(text)
+}
+
+/// Gives files their name as a template, over one that has it already. The old one is there
+/// until the new one is whole.
+pub fn publish(
+    vault: &Inner,
+    ground: &Ground,
+    name: &TemplateName,
+    built: Built,
+    log: &[u8],
+) -> Result<TemplateInfo> {
+    // The files of a template are counted already; counting takes seconds.
+    let (source, size) = match ground {
+        Ground::Template(name) => {
+            let found = find(vault, name)?.ok_or_else(|| not_found(name))?;
+            (found.path, Some(found.size_bytes))
+        }
+        Ground::Point(id) => (point::find(vault, id)?.disk, None),
+    };
+    vault.check_room()?;
+    let staged = vault.layout.stage(&vault.quota);
+    make_private_dir(&staged.path)?;
+    let root = staged.path.join(ROOT);
+    if vault.pool.kind == PoolKind::PlainDirectory {
+        copy_tree(&source, &root)?;
+    } else {
+        btrfs::snapshot(&source, &root).doing_to("taking a snapshot of", &source)?;
+    }
+    write_durably(&staged.path.join(LOG), log)?;
+    let origin = format!("built from {}", built.from);
+    Draft { vault, staged }.publish_built(name, &origin, size, Some(built), true)
+}
+
+fn write_durably(path: &Path, text: &[u8]) -> Result<()> {
+    File::create(path)
+        .and_then(|mut file| file.write_all(text).and_then(|()| file.sync_all()))
+        .doing_to("writing", path)
 }
 
 pub fn list(vault: &Inner) -> Result<Vec<TemplateInfo>> {
@@ -135,20 +204,32 @@ impl<'a> Draft<'a> {
         self.staged.path.join(ROOT)
     }
 
-    /// Makes it read-only, brings it to the disk, and gives it its name in one step.
     pub fn publish(self, name: &TemplateName, origin: &str, replace: bool) -> Result<TemplateInfo> {
+        self.publish_built(name, origin, None, None, replace)
+    }
+
+    /// Makes it read-only, brings it to the disk, and gives it its name in one step.
+    fn publish_built(
+        self,
+        name: &TemplateName,
+        origin: &str,
+        size: Option<u64>,
+        built: Option<Built>,
+        replace: bool,
+    ) -> Result<TemplateInfo> {
         let root = self.root();
         let manifest = Manifest {
             origin: origin.to_owned(),
-            size_bytes: size_of_tree(&root)?,
+            size_bytes: match size {
+                Some(size) => size,
+                None => size_of_tree(&root)?,
+            },
             created_at: Timestamp::now(),
+            built,
         };
         let text = serde_json::to_vec(&manifest)
             .map_err(|error| Error::internal(format!("writing the manifest: {error}")))?;
-        let path = self.staged.path.join(MANIFEST);
-        File::create(&path)
-            .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
-            .doing_to("writing", &path)?;
+        write_durably(&self.staged.path.join(MANIFEST), &text)?;
         if self.vault.pool.kind != PoolKind::PlainDirectory {
             btrfs::set_read_only(&root, true).doing_to("making read-only", &root)?;
         }

@@ -14,6 +14,7 @@ use crate::{
     },
     config::Settings,
     quantity::{Size, Span},
+    template_args::TemplateCommand,
     time_args::TimeCommand,
 };
 
@@ -74,7 +75,7 @@ pub enum Command {
     Init(Box<InitArgs>),
     /// Look at this host: what works, what is missing, what to install
     Doctor(Box<DoctorArgs>),
-    /// What boxes are made from: import, list and remove, with or without a running server
+    /// What boxes are made from: build, import, list, inspect and remove
     #[command(after_help = TEMPLATE_EXAMPLES)]
     #[command(subcommand)]
     Template(TemplateCommand),
@@ -234,29 +235,6 @@ impl Place {
 pub struct DoctorArgs {
     #[command(flatten)]
     pub place: Place,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum TemplateCommand {
-    /// Make a template from a tar archive of a root file system
-    Import {
-        name: TemplateName,
-        /// A .tar, .tar.gz or .tar.zst file; - for standard input
-        file: PathBuf,
-        #[command(flatten)]
-        place: Place,
-    },
-    /// Remove a template; boxes made from it live on
-    Rm {
-        name: TemplateName,
-        #[command(flatten)]
-        place: Place,
-    },
-    /// List the templates
-    Ls {
-        #[command(flatten)]
-        place: Place,
-    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use sandkeep_identity::SigningAlgorithm;
 use sandkeep_keeper::{KeeperConfig, Limiting, NetworkConfig, PoolConfig};
 use sandkeep_moat::policy::Profile;
-use sandkeep_model::{Error, Limits, Result, TemplateName};
+use sandkeep_model::{Error, IsolationWish, Limits, Result, TemplateName};
 use serde::Deserialize;
 
 use crate::{
@@ -86,6 +86,9 @@ settings! {
     /// Template of the waiting boxes [default: base]
     #[arg(value_name = "NAME")]
     pool_template: TemplateName = "SANDKEEP_POOL_TEMPLATE",
+    /// Isolation level of the waiting boxes [default: auto]
+    #[arg(value_name = "LEVEL")]
+    pool_isolation: IsolationWish = "SANDKEEP_POOL_ISOLATION",
     /// Longest time a box may be given [default: never, which sets no bound]
     #[arg(value_name = "SPAN")]
     max_lifetime: Span = "SANDKEEP_MAX_LIFETIME",
@@ -230,6 +233,7 @@ impl Config {
                 pool: PoolConfig {
                     size: settings.pool_size.unwrap_or(3),
                     template,
+                    isolation: settings.pool_isolation.unwrap_or_default(),
                 },
                 max_boxes: settings.max_boxes.unwrap_or(2000),
                 max_lifetime: settings.max_lifetime.and_then(Span::duration),

@@ -15,6 +15,7 @@ mod notify;
 mod quantity;
 mod serve;
 mod state;
+mod template_args;
 mod time_args;
 mod worded;
 

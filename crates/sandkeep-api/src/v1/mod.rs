@@ -1,6 +1,7 @@
 //! The native API.
 
 mod audit;
+mod builds;
 mod carry;
 mod command;
 mod events;
@@ -21,6 +22,7 @@ mod time;
 mod types;
 mod upload;
 
+pub(crate) use builds::take_files;
 pub(crate) use sandboxes::limit;
 
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -55,6 +57,9 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(files::mkdir))
         .routes(routes!(files::rename))
         .routes(routes!(templates::list))
+        .routes(routes!(builds::build, builds::builds))
+        .routes(routes!(builds::status, builds::cancel))
+        .routes(routes!(builds::template_log))
         .routes(routes!(time::timeline))
         .routes(routes!(time::points))
         .routes(routes!(time::point, time::delete))
@@ -71,6 +76,8 @@ pub(crate) fn streaming() -> OpenApiRouter<Shared> {
             templates::import,
             templates::remove
         ))
+        .routes(routes!(builds::log))
+        .routes(routes!(builds::files))
         .routes(routes!(events::events))
         .routes(routes!(time::pause))
         .routes(routes!(time::resume))

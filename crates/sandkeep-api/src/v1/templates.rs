@@ -6,7 +6,10 @@ use axum::{
     extract::{Request, State},
 };
 use http::{StatusCode, request::Parts};
-use sandkeep_model::{Code, Error, NameError, Template, TemplateName, Timestamp};
+use sandkeep_keeper::LevelView;
+use sandkeep_model::{
+    BuildId, Code, Error, Isolation, NameError, Template, TemplateName, Timestamp,
+};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
@@ -26,17 +29,91 @@ pub(crate) struct TemplateView {
     size_bytes: u64,
     /// Where it came from, in words.
     origin: String,
+    /// Set when it was built from a recipe.
+    #[schema(required)]
+    built: Option<BuiltView>,
 }
 
-impl From<Template> for TemplateView {
-    fn from(template: Template) -> Self {
+/// What a template built from a recipe remembers of it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct BuiltView {
+    /// The build that made it.
+    #[schema(value_type = String)]
+    build: BuildId,
+    #[schema(value_type = String)]
+    from: TemplateName,
+    steps: Vec<String>,
+    /// Names of the variables its sandboxes have.
+    env: Vec<String>,
+    #[schema(required)]
+    user: Option<String>,
+    #[schema(required)]
+    workdir: Option<String>,
+    /// What runs in every sandbox of it.
+    #[schema(required)]
+    start: Option<String>,
+    /// How its sandboxes begin, by isolation level.
+    levels: Vec<LevelBody>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct LevelBody {
+    #[schema(value_type = String, example = "gvisor")]
+    isolation: Isolation,
+    /// A new sandbox is a restore with its processes already running.
+    warm: bool,
+    memory_bytes: u64,
+    #[schema(required)]
+    engine: Option<String>,
+    /// Why it is not warm. The start command then runs at create.
+    #[schema(required)]
+    why: Option<String>,
+}
+
+impl From<LevelView> for LevelBody {
+    fn from(level: LevelView) -> Self {
         Self {
-            name: template.name,
-            created_at: template.created_at,
-            size_bytes: template.size_bytes,
-            origin: template.origin,
+            isolation: level.level,
+            warm: level.warm,
+            memory_bytes: level.memory_bytes,
+            engine: level.engine.map(|engine| engine.to_string()),
+            why: level.why,
         }
     }
+}
+
+async fn view(state: &Shared, template: Template) -> Result<TemplateView, Error> {
+    let built = match template.built {
+        None => None,
+        Some(built) => Some(BuiltView {
+            levels: state
+                .keeper
+                .template_levels(&template.name)
+                .await?
+                .into_iter()
+                .map(LevelBody::from)
+                .collect(),
+            build: built.build,
+            from: built.from,
+            steps: built.steps,
+            env: built.env.into_keys().collect(),
+            user: built.defaults.user,
+            workdir: built.defaults.workdir,
+            start: built.start,
+        }),
+    };
+    Ok(TemplateView {
+        name: template.name,
+        created_at: template.created_at,
+        size_bytes: template.size_bytes,
+        origin: template.origin,
+        built,
+    })
+}
+
+pub(super) fn missing(name: &str) -> Error {
+    Error::not_found(format!("template {} was not found", shown(name)))
+        .hint("list the templates with GET /v1/templates")
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -48,10 +125,11 @@ pub(crate) struct TemplateList {
 #[utoipa::path(get, path = "/v1/templates", tag = "templates",
     responses((status = 200, body = TemplateList)))]
 pub(crate) async fn list(State(state): State<Shared>) -> Result<Json<TemplateList>, NativeError> {
-    let templates = state.keeper.templates().await?;
-    Ok(Json(TemplateList {
-        templates: templates.into_iter().map(TemplateView::from).collect(),
-    }))
+    let mut templates = Vec::new();
+    for template in state.keeper.templates().await? {
+        templates.push(view(&state, template).await?);
+    }
+    Ok(Json(TemplateList { templates }))
 }
 
 /// One template.
@@ -63,19 +141,12 @@ pub(crate) async fn get(
     mut parts: Parts,
 ) -> Result<Json<TemplateView>, NativeError> {
     let name = path_part(&mut parts, &state, "name").await?;
-    let wanted = name.parse::<TemplateName>().ok();
-    state
-        .keeper
-        .templates()
-        .await?
-        .into_iter()
-        .find(|template| Some(&template.name) == wanted.as_ref())
-        .map(|template| Json(template.into()))
-        .ok_or_else(|| {
-            Error::not_found(format!("template {} was not found", shown(&name)))
-                .hint("list the templates with GET /v1/templates")
-                .into()
-        })
+    let found = match name.parse::<TemplateName>() {
+        Ok(name) => state.keeper.template(&name).await?,
+        Err(_) => None,
+    };
+    let template = found.ok_or_else(|| missing(&name))?;
+    Ok(Json(view(&state, template).await?))
 }
 
 /// Makes a template from a tar archive of a root file system.
@@ -100,7 +171,7 @@ pub(crate) async fn import(
         .hint("try again when they are done")
     })?;
     let made = import_body(&state, &name, body).await?;
-    Ok((StatusCode::CREATED, Json(made.into())))
+    Ok((StatusCode::CREATED, Json(view(&state, made).await?)))
 }
 
 /// Removes a template; sandboxes made from it live on.
@@ -116,7 +187,10 @@ pub(crate) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn name_in(parts: &mut Parts, state: &Shared) -> Result<TemplateName, NativeError> {
+pub(super) async fn name_in(
+    parts: &mut Parts,
+    state: &Shared,
+) -> Result<TemplateName, NativeError> {
     let name = path_part(parts, state, "name").await?;
     name.parse()
         .map_err(|error: NameError| Error::from(error).field("name").into())

@@ -125,7 +125,7 @@ pub(crate) const fn yes() -> bool {
     true
 }
 
-fn base() -> String {
+pub(crate) fn base() -> String {
     "base".to_owned()
 }
 

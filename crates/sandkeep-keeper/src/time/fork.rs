@@ -89,6 +89,8 @@ impl Core {
                 },
                 template: None,
                 from: Some(point.clone()),
+                warm: None,
+                defaults: source.time.defaults.clone(),
                 ward: Arc::clone(&ward),
                 limits: source.limits,
                 network: entry.reach.egress().as_ref().clone(),

@@ -129,10 +129,15 @@ impl Core {
             .iter()
             .filter_map(|entry| entry.with(|b| b.time.pause.as_ref()?.point.clone()))
             .collect();
+        let builds = self.builds_in_use().await?;
         let mut known = HashSet::new();
         let files: HashSet<PointId> = self.vault.points().await?.into_iter().collect();
         for point in self.store.points().await? {
-            let served = point.kind != PointKind::Snapshot && !needed.contains(&point.id);
+            let served = match point.kind {
+                PointKind::Snapshot | PointKind::Layer => false,
+                PointKind::Template => !point.tags.iter().any(|tag| builds.contains(tag)),
+                PointKind::Pause | PointKind::Fork => !needed.contains(&point.id),
+            };
             if served || !files.contains(&point.id) {
                 tracing::info!(point = %point.id, "a point of an earlier run is cleared away");
                 self.drop_point(&point).await;

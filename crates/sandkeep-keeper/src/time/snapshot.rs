@@ -77,7 +77,7 @@ impl Core {
     }
 
     /// The disk alone, in one moment, while the box runs.
-    async fn point_of_disk(
+    pub async fn point_of_disk(
         &self,
         entry: &Entry,
         kind: PointKind,

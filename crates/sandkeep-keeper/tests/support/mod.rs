@@ -134,6 +134,7 @@ pub fn config() -> KeeperConfig {
         pool: PoolConfig {
             size: 0,
             template: "base".parse().unwrap(),
+            isolation: IsolationWish::Auto,
         },
         max_boxes: 50,
         max_lifetime: None,

@@ -191,12 +191,30 @@ pub fn show_templates(output: Output, list: &[Value]) -> anyhow::Result<u8> {
                 text(item, "name").to_owned(),
                 human_bytes(item["size_bytes"].as_u64().unwrap_or_default()),
                 text(item, "created_at").to_owned(),
+                warmth(&item["built"]),
+                text(&item["built"], "start").to_owned(),
                 text(item, "origin").to_owned(),
             ]
         })
         .collect();
-    output.table(&["NAME", "SIZE", "CREATED", "ORIGIN"], &rows)?;
+    let headings = ["NAME", "SIZE", "CREATED", "WARM", "START", "ORIGIN"];
+    output.table(&headings, &rows)?;
     Ok(0)
+}
+
+/// The levels at which boxes of a template begin with their processes; `no` where they could not.
+pub fn warmth(built: &Value) -> String {
+    let levels = built["levels"].as_array().map_or(&[][..], Vec::as_slice);
+    let warm: Vec<_> = levels
+        .iter()
+        .filter(|level| level["warm"] == true)
+        .filter_map(|level| level["isolation"].as_str())
+        .collect();
+    match warm.as_slice() {
+        [] if built["start"].is_string() => "no".to_owned(),
+        [] => "-".to_owned(),
+        warm => warm.join(","),
+    }
 }
 
 fn text<'a>(item: &'a Value, name: &str) -> &'a str {

@@ -1,6 +1,7 @@
 //! Commands that talk to a server.
 
 pub mod audit;
+mod build;
 mod carry;
 mod client;
 mod cp;

@@ -9,11 +9,12 @@ use std::{
 
 use futures_util::TryStreamExt as _;
 use http::Method;
-use sandkeep_model::{Code, Result, TemplateName, human_bytes};
+use sandkeep_model::{Code, Error, Result, TemplateName, human_bytes};
 use sandkeep_vault::{ImportLimits, Progress, Stage, Vault};
 use serde_json::{Value, json};
 
 use super::{
+    build,
     client::Client,
     cp::{at, chunks},
     find_key, key_in_environment,
@@ -21,11 +22,12 @@ use super::{
     output::Output,
 };
 use crate::{
-    args::{DEFAULT_URL, Global, Place, TemplateCommand},
+    args::{DEFAULT_URL, Global, Place},
     config::{Config, LogFormat},
     init::{Bar, view},
     logging,
     state::{StateDir, readable_key, require_root, served_at},
+    template_args::TemplateCommand,
 };
 
 pub async fn template(global: &Global, command: TemplateCommand) -> anyhow::Result<u8> {
@@ -65,6 +67,23 @@ pub async fn template(global: &Global, command: TemplateCommand) -> anyhow::Resu
             }
             Ok(0)
         }
+        TemplateCommand::Build(args) => {
+            let client = Storage::served(global, &args.place, "template build").await?;
+            build::build(&client, output, &args).await
+        }
+        TemplateCommand::Logs { name, place } => {
+            let client = Storage::served(global, &place, "template logs").await?;
+            build::logs(&client, output, &name).await
+        }
+        TemplateCommand::Cancel { name, place } => {
+            let client = Storage::served(global, &place, "template cancel").await?;
+            build::cancel(&client, output, &name).await
+        }
+        TemplateCommand::Inspect { name, place } => {
+            let client = Storage::served(global, &place, "template inspect").await?;
+            output.json(&client.get(&["templates", name.as_str()]).await?)?;
+            Ok(0)
+        }
         TemplateCommand::Ls { place } => {
             match Storage::find(global, &place, "template ls").await? {
                 Storage::Served(client) => templates(&client, output).await,
@@ -84,6 +103,17 @@ enum Storage {
 }
 
 impl Storage {
+    /// The server that runs: what needs boxes can not be done without one.
+    async fn served(global: &Global, place: &Place, command: &str) -> Result<Client> {
+        match Self::find(global, place, command).await? {
+            Self::Served(client) => Ok(client),
+            Self::Ours { .. } => Err(Error::host_not_ready(format!(
+                "{command} needs a server that runs"
+            ))
+            .hint("start it with `sandkeep serve`")),
+        }
+    }
+
     async fn find(global: &Global, place: &Place, command: &str) -> Result<Self> {
         // Whoever names a server and no directory means that server, wherever it is.
         if place.state.is_none() && global.url != DEFAULT_URL {
