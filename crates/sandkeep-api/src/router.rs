@@ -40,6 +40,7 @@ pub fn router(state: ApiState) -> Router {
         .layer(deadline);
     quick
         .merge(v1::streaming().split_for_parts().0)
+        .merge(e2b::streaming())
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
         .layer(from_fn_with_state(Arc::clone(&state), auth::require_key))

@@ -8,6 +8,8 @@ use sandkeep_model::Secret;
 use sandkeep_secrets::SecretStore;
 use tokio_util::sync::CancellationToken;
 
+use crate::e2b::Waiting;
+
 /// Gives all metrics of the process as Prometheus text.
 pub type MetricsText = Arc<dyn Fn() -> String + Send + Sync>;
 
@@ -25,6 +27,8 @@ pub struct ApiState {
     /// Who signs tokens of boxes.
     pub issuer: Option<Arc<Issuer>>,
     pub audit: Option<Audit>,
+    /// Builds that clients of E2B announced.
+    pub waiting: Arc<Waiting>,
     /// Whether `/metrics` answers without the key.
     pub metrics_open: bool,
     /// The version of the server.
@@ -58,6 +62,7 @@ impl ApiState {
             secrets: None,
             issuer: None,
             audit: None,
+            waiting: Arc::default(),
             metrics_open: false,
             version: version.into(),
             domain: None,

@@ -12,8 +12,8 @@ pub(super) fn not_yet(what: &str) -> Error {
 }
 
 pub(crate) async fn builds() -> E2bError {
-    not_yet("building and changing templates over the API")
-        .hint("templates are made on the server with `sandkeep template`")
+    not_yet("this call about templates")
+        .hint("build with POST /v3/templates, as current SDKs do, or POST /v1/templates/{name}/builds")
         .into()
 }
 

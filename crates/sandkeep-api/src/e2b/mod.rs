@@ -1,12 +1,14 @@
 //! The control plane the E2B SDKs speak, both generations.
 
 mod absent;
+mod builds;
 mod iam;
 mod list;
 mod network;
 mod observe;
 mod sandboxes;
 mod secrets;
+mod tags;
 mod templates;
 mod time;
 mod transform;
@@ -18,6 +20,8 @@ use axum::{
 };
 
 use crate::state::Shared;
+
+pub use builds::Waiting;
 
 pub(crate) fn routes() -> Router<Shared> {
     Router::new()
@@ -39,6 +43,19 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/v2/sandboxes/{id}/logs", get(observe::logs_v2))
         .route("/templates", get(templates::list).post(absent::builds))
         .route("/v2/templates", get(templates::list).post(absent::builds))
+        .route("/v3/templates", post(builds::request))
+        .route(
+            "/templates/{id}",
+            get(templates::get)
+                .post(absent::builds)
+                .patch(absent::builds)
+                .delete(templates::delete),
+        )
+        .route("/templates/{id}/files/{hash}", get(builds::files))
+        .route("/v2/templates/{id}/builds/{build}", post(builds::start))
+        .route("/templates/{id}/builds/{build}/status", get(builds::status))
+        .route("/templates/tags", post(tags::assign).delete(tags::remove))
+        .route("/templates/{id}/tags", get(tags::list))
         .route("/templates/aliases/{name}", get(templates::alias))
         .route("/secrets", get(secrets::list).post(secrets::create))
         .route(
@@ -55,29 +72,18 @@ pub(crate) fn routes() -> Router<Shared> {
         .merge(not_yet())
 }
 
+/// What lasts as long as a client sends.
+pub(crate) fn streaming() -> Router<Shared> {
+    Router::new().route("/build-files/{token}", put(builds::upload))
+}
+
 /// Known calls whose rooms are not built yet; each says so in words.
 fn not_yet() -> Router<Shared> {
     Router::new()
-        .route("/v3/templates", post(absent::builds))
         .route("/default-templates", get(absent::builds))
-        .route(
-            "/templates/{id}",
-            get(absent::builds)
-                .post(absent::builds)
-                .patch(absent::builds)
-                .delete(time::delete),
-        )
         .route("/v2/templates/{id}", patch(absent::builds))
-        .route("/templates/{id}/files/{hash}", get(absent::builds))
         .route("/templates/{id}/builds/{build}", post(absent::builds))
-        .route("/v2/templates/{id}/builds/{build}", post(absent::builds))
-        .route("/templates/{id}/builds/{build}/status", get(absent::builds))
         .route("/templates/{id}/builds/{build}/logs", get(absent::builds))
-        .route(
-            "/templates/tags",
-            post(absent::builds).delete(absent::builds),
-        )
-        .route("/templates/{id}/tags", get(absent::builds))
         .route("/volumes", get(absent::volumes).post(absent::volumes))
         .route(
             "/volumes/{id}",

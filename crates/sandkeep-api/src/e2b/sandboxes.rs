@@ -62,12 +62,20 @@ async fn create_any(
     default_timeout: i64,
 ) -> Result<Created, E2bError> {
     let asked = network::asked(request.network.as_ref(), request.allow_internet_access)?;
+    let template = request.template_id.clone();
     let mut request = CreateSandbox {
         by: Some(caller.0),
         ..checked(request, headers, default_timeout)?
     };
-    if let Some(point) = state.keeper.point_as_template(&request.template).await? {
-        request.time.from_point = Some(point.id);
+    let wanted = TemplateRef::parse(&template)?;
+    // A snapshot has no tags but the one of every template.
+    let point = match wanted.clone().default_only() {
+        Ok(name) => state.keeper.point_as_template(&name).await?,
+        Err(_) => None,
+    };
+    match point {
+        Some(point) => request.time.from_point = Some(point.id),
+        None => drop(wanted.existing(state).await?),
     }
     let wish = asked.wish(state, &request.identity.tokens).await?;
     let sandbox = create(&state.keeper, request, wish).await?;
@@ -93,7 +101,7 @@ fn checked(
     check_env(&env).map_err(|error| error.field("envVars"))?;
     check_metadata(&metadata)?;
     Ok(CreateSandbox {
-        template: TemplateRef::parse(&request.template_id)?.default_only()?,
+        template: TemplateRef::parse(&request.template_id)?.local()?,
         isolation: IsolationWish::Auto,
         limits: LimitsWish::default(),
         expiry: expiry_after("timeout", timeout.unsigned_abs())?,

@@ -1,11 +1,14 @@
 //! What there is to make boxes from.
 
 use axum::{Json, extract::State};
-use http::request::Parts;
-use sandkeep_model::{Error, Template, TemplateName, Timestamp};
+use http::{StatusCode, request::Parts};
+use sandkeep_model::{Code, Error, Template, TemplateName, Timestamp};
 use serde::Serialize;
 
-use super::types::TemplateRef;
+use super::{
+    tags::{build_id, tag_of},
+    types::TemplateRef,
+};
 use crate::{error::E2bError, extract::path_part, query::shown, state::Shared};
 
 /// `Template` as the CLI and the dashboard of E2B list it.
@@ -15,7 +18,7 @@ pub(crate) struct TemplateBody {
     #[serde(rename = "templateID")]
     template_id: TemplateName,
     #[serde(rename = "buildID")]
-    build_id: &'static str,
+    build_id: String,
     aliases: [TemplateName; 1],
     names: [TemplateName; 1],
     public: bool,
@@ -32,8 +35,7 @@ pub(crate) struct TemplateBody {
 impl From<Template> for TemplateBody {
     fn from(template: Template) -> Self {
         Self {
-            // Clients parse it as a UUID; there is only ever one build of a template here.
-            build_id: "00000000-0000-0000-0000-000000000000",
+            build_id: build_id(&template),
             aliases: [template.name.clone()],
             names: [template.name.clone()],
             template_id: template.name,
@@ -70,13 +72,49 @@ pub(crate) async fn alias(
     mut parts: Parts,
 ) -> Result<Json<AliasBody>, E2bError> {
     let name = path_part(&mut parts, &state, "name").await?;
-    let wanted = TemplateRef::parse(&name)?.default_only()?;
-    let templates = state.keeper.templates().await?;
-    if templates.iter().any(|template| template.name == wanted) {
-        return Ok(Json(AliasBody {
-            template_id: wanted,
-            public: false,
-        }));
+    let found = TemplateRef::parse(&name)?.existing(&state).await?;
+    Ok(Json(AliasBody {
+        template_id: found.name,
+        public: false,
+    }))
+}
+
+pub(crate) async fn get(
+    State(state): State<Shared>,
+    mut parts: Parts,
+) -> Result<Json<TemplateBody>, E2bError> {
+    let name = path_part(&mut parts, &state, "id").await?;
+    let found = TemplateRef::parse(&name)?.existing(&state).await?;
+    Ok(Json(found.into()))
+}
+
+/// Deletes a template with its tags, one tag of it, or a snapshot.
+pub(crate) async fn delete(
+    State(state): State<Shared>,
+    mut parts: Parts,
+) -> Result<StatusCode, E2bError> {
+    let text = path_part(&mut parts, &state, "id").await?;
+    let wanted = TemplateRef::parse(&text)?;
+    let whole = wanted.tag.as_deref().is_none_or(|tag| tag == "default");
+    let name = wanted.name.clone();
+    let found = match wanted.existing(&state).await {
+        Ok(found) => found.name,
+        Err(error) if error.code != Code::NotFound => return Err(error.into()),
+        Err(_) => {
+            let Some(point) = state.keeper.point_called(name.as_str()).await? else {
+                return Err(Error::not_found(format!("{} was not found", shown(&text))).into());
+            };
+            state.keeper.delete_point(&point.id).await?;
+            return Ok(StatusCode::NO_CONTENT);
+        }
+    };
+    state.keeper.remove_template(&found).await?;
+    if whole {
+        for template in state.keeper.templates().await? {
+            if tag_of(&name, &template.name).is_some() {
+                state.keeper.remove_template(&template.name).await?;
+            }
+        }
     }
-    Err(Error::not_found(format!("template {} was not found", shown(&name))).into())
+    Ok(StatusCode::NO_CONTENT)
 }

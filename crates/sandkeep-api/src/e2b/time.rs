@@ -5,7 +5,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use http::{HeaderValue, StatusCode, request::Parts};
+use http::{HeaderValue, StatusCode};
 use sandkeep_keeper::{ForkWish, PauseWish, PointWish};
 use sandkeep_model::{Error, Point, PointId, Result, SandboxId};
 use serde::{Deserialize, Serialize};
@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{
     error::E2bError,
-    extract::{E2bId, E2bJsonOrNothing, path_part},
-    query::{E2bQuery, shown},
+    extract::{E2bId, E2bJsonOrNothing},
+    query::E2bQuery,
     state::Shared,
 };
 
@@ -212,24 +212,4 @@ pub(crate) async fn snapshots(
         response.headers_mut().insert("x-next-token", token);
     }
     Ok(response)
-}
-
-/// How the SDKs delete a snapshot. Templates are the operator's.
-pub(crate) async fn delete(
-    State(state): State<Shared>,
-    mut parts: Parts,
-) -> Result<StatusCode, E2bError> {
-    let text = path_part(&mut parts, &state, "id").await?;
-    let name = TemplateRef::parse(&text)?.name;
-    let templates = state.keeper.templates().await?;
-    if templates.iter().any(|template| template.name == name) {
-        return Err(not_yet("deleting templates over the API")
-            .hint("templates are made and removed on the server")
-            .into());
-    }
-    match state.keeper.point_called(name.as_str()).await? {
-        Some(point) => state.keeper.delete_point(&point.id).await?,
-        None => return Err(Error::not_found(format!("{} was not found", shown(&text))).into()),
-    }
-    Ok(StatusCode::NO_CONTENT)
 }

@@ -4,8 +4,8 @@ use std::{borrow::Cow, collections::BTreeMap};
 
 use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
-    Code, ENVD_VERSION, Error, OnTimeout, PauseMode, Result, Sample, Sandbox, State, TemplateName,
-    Timestamp,
+    Code, ENVD_VERSION, Error, OnTimeout, PauseMode, Result, Sample, Sandbox, State, Template,
+    TemplateName, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -228,7 +228,7 @@ impl From<&Sample> for MetricBody {
 }
 
 /// `[team/]name[:tag]`, as clients name templates.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TemplateRef {
     pub name: TemplateName,
     pub tag: Option<String>,
@@ -266,6 +266,33 @@ impl TemplateRef {
             )
             .hint("use NAME, TEAM/NAME or NAME:TAG of a-z, 0-9, - and _")),
         }
+    }
+
+    /// The template that has this tag here: a tag is one of its own.
+    pub(crate) fn local(self) -> Result<TemplateName> {
+        match self.tag.as_deref() {
+            None | Some("default") => Ok(self.name),
+            Some(tag) => {
+                // What a tag may hold and a name may not.
+                let written = tag.replace('_', "__").replace('.', "_");
+                Ok(format!("{}--{written}", self.name).parse()?)
+            }
+        }
+    }
+
+    /// The same, if it is there.
+    pub(crate) async fn existing(self, state: &ApiState) -> Result<Template> {
+        let (name, tag) = (self.name.clone(), self.tag.clone());
+        let there = match self.local() {
+            Ok(local) => state.keeper.template(&local).await?,
+            Err(_) => None,
+        };
+        there.ok_or_else(|| {
+            Error::not_found(match tag.as_deref() {
+                None | Some("default") => format!("template '{name}' not found"),
+                Some(tag) => format!("tag '{tag}' does not exist for template '{name}'"),
+            })
+        })
     }
 
     /// The name, if the tag is the one every template has.
