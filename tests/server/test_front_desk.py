@@ -133,7 +133,7 @@ def test_settings_that_can_not_be_kept_are_refused(server, setting):
     assert answer["message"]
 
 
-@pytest.mark.parametrize("path", ["/v3/templates", "/volumes"])
+@pytest.mark.parametrize("path", ["/v2/templates", "/volumes"])
 def test_rooms_that_are_not_built_say_so(server, path):
     status, _, body = server.request("POST", path, {})
     assert (status, json.loads(body)["code"]) == (501, 501)
