@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use sandkeep_model::{
-    Built, Code, ColdLevel, Error, IsolationWish, LONGEST_READY, LimitsWish, PointKind, Result, Step, TemplateName,
+    Built, Code, ColdLevel, Error, IsolationWish, LONGEST_READY, LimitsWish, PointKind, Result,
+    Step, TemplateName,
 };
 use sandkeep_vault::{Ground, TemplateInfo};
 use sandkeep_ward::Ward;
@@ -262,8 +263,10 @@ impl Core {
     ) -> Result<Vec<ColdLevel>> {
         let mut cold = Vec::new();
         // Disks of other forms are made of the template, when it is there.
-        let (now, later): (Vec<_>, Vec<_>) =
-            plan.wards.iter().partition(|ward| ward.disk_form().is_none());
+        let (now, later): (Vec<_>, Vec<_>) = plan
+            .wards
+            .iter()
+            .partition(|ward| ward.disk_form().is_none());
         for ward in later {
             let words = format!("{}: warmed when the template is there", ward.level());
             build.say(LineLevel::Info, FINALIZE, &words);
