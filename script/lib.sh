@@ -134,23 +134,31 @@ ensure_runsc() {
   }
 }
 
+# Where this system's own packages come from.
+debian_mirror() {
+  apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
+    awk -v release="$(codename)" '$2 == release { print $1; exit }'
+}
+
+# shellcheck source=/dev/null
+codename() { (. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}"); }
+
+# Flags of apt for a list of sources in a directory of its own, in place of DIR.
+ONLY=(-qq -o "Dir::Etc::sourcelist=DIR/sources.list" -o Dir::Etc::sourceparts=-
+  -o "Dir::State::lists=DIR/lists" -o APT::Sandbox::User=root)
+
 runsc_from_backports() {
-  local dir mirror codename status=0
-  # shellcheck source=/dev/null
-  codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
-  mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
-    awk -v release="$codename" '$2 == release { print $1; exit }')
+  local dir mirror status=0
+  mirror=$(debian_mirror)
   [ -n "$mirror" ] || return 0
   dir=$(mktemp -d)
   chmod 755 "$dir"
   mkdir -p "$dir/lists/partial"
-  printf 'deb %s %s-backports main\n' "$mirror" "$codename" >"$dir/sources.list"
-  local only=(-qq -o "Dir::Etc::sourcelist=$dir/sources.list" -o Dir::Etc::sourceparts=-
-    -o "Dir::State::lists=$dir/lists" -o APT::Sandbox::User=root)
+  printf 'deb %s %s-backports main\n' "$mirror" "$(codename)" >"$dir/sources.list"
   (
     cd "$dir"
-    as_root apt-get "${only[@]}" update &&
-      as_root apt-get "${only[@]}" download runsc >/dev/null &&
+    as_root apt-get "${ONLY[@]/DIR/$dir}" update &&
+      as_root apt-get "${ONLY[@]/DIR/$dir}" download runsc >/dev/null &&
       as_root dpkg --install ./runsc_*.deb >/dev/null
   ) || status=1
   as_root rm -rf "$dir"
@@ -214,6 +222,84 @@ machine_kernel() {
   fi
   rm -rf "$fresh"
   return "$status"
+}
+
+# What writes the memory of boxes of the container level to disk. Distributions have it too
+# old or without what our boxes need (see deploy/criu), so it is built, once, from the source
+# package of a newer Debian.
+MIN_CRIU=4.2
+OUR_CRIU=/usr/local/lib/sandkeep/criu
+has_criu() {
+  local found
+  found=$("$OUR_CRIU" --version 2>/dev/null | sed -n 's/^Version: //p')
+  case $found in
+    *.sandkeep1) at_least "$MIN_CRIU" "$found" ;;
+    *) false ;;
+  esac
+}
+
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+
+ensure_criu() {
+  has_criu && return 0
+  local hint="without it paused boxes of the level container stay in memory; see docs/time.md"
+  local built=$REPO/.cache/criu/criu
+  command -v apt-get >/dev/null || {
+    warn "CRIU of $MIN_CRIU or newer is missing: $hint"
+    return 1
+  }
+  ensure_packages "to build CRIU" libprotobuf-c-dev protobuf-c-compiler protobuf-compiler libprotobuf-dev \
+    libnl-3-dev libnl-route-3-dev libcap-dev libnet1-dev libbsd-dev uuid-dev pkg-config make gcc libc6-dev patch xz-utils
+  if ! "$built" --version >/dev/null 2>&1; then
+    say "==> building CRIU (writes the memory of boxes to disk; about 2 minutes, once)"
+    build_criu "$built" || warn "CRIU could not be built; its last words are in $REPO/.cache/criu/log"
+    give_back "$REPO/.cache"
+  fi
+  if [ -x "$built" ]; then
+    as_root install -D --mode 755 "$built" "$OUR_CRIU"
+  fi
+  has_criu || {
+    warn "CRIU of $MIN_CRIU or newer could not be installed: $hint"
+    return 1
+  }
+}
+
+build_criu() {
+  local dir status=0
+  mkdir -p "$REPO/.cache/criu"
+  dir=$(mktemp -d)
+  chmod 755 "$dir"
+  (
+    set -e
+    cd "$dir"
+    criu_source "$dir"
+    tar --extract --strip-components=1 --one-top-level=source --file orig.tar
+    cd source
+    patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
+    sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep1/' Makefile.versions
+    make -j"$(nproc)" criu NO_GNUTLS=1
+    install --mode 755 criu/criu "$1"
+  ) >"$REPO/.cache/criu/log" 2>&1 || status=1
+  as_root rm -rf "$dir"
+  return "$status"
+}
+
+# The upstream archive in the newest Debian that has it, checked against the signed list.
+criu_source() {
+  local dir=$1 mirror suite found uri sum
+  mirror=$(debian_mirror)
+  [ -n "$mirror" ] || return 1
+  mkdir -p "$dir/lists/partial"
+  for suite in testing sid; do
+    printf 'deb-src %s %s main\n' "$mirror" "$suite" >"$dir/sources.list"
+    as_root apt-get "${ONLY[@]/DIR/$dir}" update || continue
+    found=$(apt-get "${ONLY[@]/DIR/$dir}" source --print-uris criu | grep -F '.orig.tar.' | grep -v '\.asc' | head -n 1)
+    uri=$(printf '%s' "$found" | cut -d"'" -f2)
+    sum=$(printf '%s' "$found" | grep -oE '(SHA256|SHA512):[0-9a-f]+')
+    at_least "$MIN_CRIU" "$(printf '%s' "$uri" | sed -n 's/.*criu_\([0-9.]*\)\.orig.*/\1/p')" || continue
+    /usr/lib/apt/apt-helper download-file "$uri" "$dir/orig.tar" "$sum" && return 0
+  done
+  return 1
 }
 
 # The files built as root for somebody else are given to them.

@@ -88,20 +88,6 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
         .map_err(Error::from)
 }
 
-/// Every file in it and the directory itself are on disk when this returns.
-pub fn sync_dir(dir: &Path) -> Result<()> {
-    let sync = |path: &Path| {
-        fs::File::open(path)
-            .and_then(|file| file.sync_all())
-            .doing(format_args!("writing {} to disk", path.display()))
-    };
-    for entry in fs::read_dir(dir).doing("reading the image")? {
-        sync(&entry.doing("reading the image")?.path())?;
-    }
-    sync(dir)?;
-    Ok(())
-}
-
 /// Copies the agent to where boxes get it from. With mode 0111, run it but do not read it,
 /// the kernel keeps everybody in the box from tracing it or looking into it.
 pub fn install_agent(source: &Path, state_dir: &Path, mode: u32) -> Result<PathBuf> {
@@ -115,6 +101,46 @@ pub fn install_agent(source: &Path, state_dir: &Path, mode: u32) -> Result<PathB
             source.display()
         ))?;
     Ok(target)
+}
+
+/// Every file below the directory and itself are on disk when this returns.
+pub fn sync_dir(dir: &Path) -> Result<()> {
+    let sync = |path: &Path| {
+        fs::File::open(path)
+            .and_then(|file| file.sync_all())
+            .doing(format_args!("writing {} to disk", path.display()))
+    };
+    for entry in fs::read_dir(dir).doing("reading the image")? {
+        let path = entry.doing("reading the image")?.path();
+        if path.is_dir() {
+            sync_dir(&path)?;
+        } else {
+            sync(&path)?;
+        }
+    }
+    sync(dir)?;
+    Ok(())
+}
+
+/// Tells one build of the program from another that took its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stamp {
+    path: PathBuf,
+    changed: (i64, i64),
+    inode: u64,
+}
+
+impl Stamp {
+    pub fn of(program: &Path) -> Result<Self> {
+        use std::os::unix::fs::MetadataExt as _;
+        let found =
+            fs::metadata(program).doing(format_args!("looking at {}", program.display()))?;
+        Ok(Self {
+            path: program.to_owned(),
+            changed: (found.ctime(), found.ctime_nsec()),
+            inode: found.ino(),
+        })
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::{
     cgroup::layout::{Kind, Layout},
+    criu,
     seccomp::Filters,
 };
 use sandkeep_ward::Check;
@@ -22,6 +23,36 @@ pub fn all(state_dir: &Path) -> Vec<Check> {
         core_pattern(&text("/proc/sys/kernel/core_pattern")),
         file_limit(),
     ]
+}
+
+/// Optional: without it paused boxes stay in memory.
+pub async fn memory(given: Option<&Path>) -> Check {
+    const NAME: &str = "memory to disk";
+    const INSTALL: &str = "build CRIU: `script/server` of the sources does it on Debian and Ubuntu \
+        (see docs/time.md); where the distribution has CRIU 4.2 or newer its package will do";
+    let Some(program) = criu::find(given) else {
+        return Check::warning(
+            NAME,
+            "CRIU is not installed: paused boxes stay in memory, forks start cold",
+            INSTALL,
+        );
+    };
+    match criu::look(&program).await {
+        Ok(criu) if criu.keeps_connections() => Check::ok(
+            NAME,
+            format!("CRIU {} at {}", criu.version, program.display()),
+        ),
+        Ok(criu) => Check::warning(
+            NAME,
+            format!(
+                "CRIU {} at {} can not keep TCP connections: boxes that have some stay in memory",
+                criu.version,
+                program.display()
+            ),
+            INSTALL,
+        ),
+        Err(error) => Check::warning(NAME, error.message, INSTALL),
+    }
 }
 
 fn text(path: &str) -> String {

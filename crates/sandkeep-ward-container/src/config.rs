@@ -17,6 +17,8 @@ pub struct ContainerWardConfig {
     /// The program to run as launcher; it must call [`crate::launcher_main`] first of all.
     pub launcher: PathBuf,
     pub launcher_args: Vec<String>,
+    /// `criu`, when it is not where it is looked for.
+    pub criu: Option<PathBuf>,
     /// The first host id for boxes; box number n gets the 65 536 ids from `id_base + n * 65536`.
     pub id_base: u32,
     pub id_slots: u32,
@@ -30,6 +32,7 @@ impl ContainerWardConfig {
             agent,
             launcher,
             launcher_args: Vec::new(),
+            criu: None,
             id_base: DEFAULT_ID_BASE,
             id_slots: DEFAULT_ID_SLOTS,
         }

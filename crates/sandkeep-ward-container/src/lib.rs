@@ -5,8 +5,10 @@
 
 mod checks;
 mod config;
+mod criu;
 mod launcher;
 mod live;
+mod memory;
 mod record;
 mod seccomp;
 mod start;
@@ -19,7 +21,7 @@ mod watch;
 // Shared by all wards; here under the names this crate has always used.
 use sandkeep_host::{cgroup, failure, proc, slots};
 
-pub use checks::all as check_host;
+pub use checks::{all as check_host, memory as check_memory};
 pub use config::{ContainerWardConfig, DEFAULT_ID_BASE, DEFAULT_ID_SLOTS};
 pub use launcher::launcher_main;
 pub use record::Record;

@@ -1,18 +1,24 @@
 //! Starting a box.
 
 use crate::{
-    launcher::protocol::Job,
+    launcher::protocol::{Job, Start},
     live::Live,
+    memory::Image,
     record::{Note, Record},
-    ward::Inner,
+    ward::{Inner, set_limits},
 };
 use sandkeep_host::{
+    failure::Doing as _,
     files::{make_private_dir, open_dir, remove_dir},
     work::{blocking, lock},
 };
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::{BoxSpec, LiveBox};
-use std::sync::Arc;
+use std::{fs, io, path::Path, sync::Arc};
+
+/// The agent's file in the directory of a box: the very one it was started with, for as long
+/// as it lives.
+pub const AGENT: &str = "agent";
 
 /// Keeps a box from being swept or started twice while it is made.
 struct Starting<'a> {
@@ -41,10 +47,11 @@ impl Drop for Starting<'_> {
 }
 
 impl Inner {
-    pub(crate) async fn start(&self, spec: BoxSpec) -> Result<LiveBox> {
+    /// Afresh, or from an image of its memory.
+    pub(crate) async fn start(&self, spec: BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
         spec.check()?;
         let _starting = Starting::begin(self, &spec.id)?;
-        let made = self.make(&spec).await;
+        let made = self.make(&spec, image).await;
         if made.is_err() {
             let directory = self.box_dir(&spec.id);
             if let Err(error) = blocking(move || remove_dir(&directory)).await {
@@ -54,12 +61,17 @@ impl Inner {
         made
     }
 
-    async fn make(&self, spec: &BoxSpec) -> Result<LiveBox> {
+    async fn make(&self, spec: &BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
+        let image = match image {
+            Some(image) => Some(self.open_image(image).await?),
+            None => None,
+        };
         let slot = self.slots.take()?;
         let number = slot.number();
         let path = self.box_dir(&spec.id);
         let directory = {
-            let path = path.clone();
+            let (path, agent) = (path.clone(), self.agent.clone());
+            let old_agent = image.as_ref().map(Image::agent);
             // Written first: should the server die now, the next one knows the ids are used.
             blocking(move || {
                 make_private_dir(&path)?;
@@ -68,15 +80,21 @@ impl Inner {
                     record: None,
                 }
                 .write(&path)?;
+                put_agent(&agent, old_agent.as_deref(), &path.join(AGENT))?;
                 open_dir(&path)
             })
             .await?
         };
-        let job = Job {
+        let start = Start {
             root: spec.root.clone(),
             hostname: spec.hostname.clone(),
             limits: spec.limits,
             first_id: slot.first_id(),
+        };
+        let restored = image.is_some();
+        let job = match image {
+            Some(image) => Job::Restore(image.job(start)),
+            None => Job::Start(start),
         };
         let (started, pidfd) = self.launcher.start(&job, &directory).await?;
         let record = Record::new(number, started);
@@ -89,7 +107,12 @@ impl Inner {
             Some(slot),
         )?);
         self.hold(Arc::clone(&live), 0);
+        let limits = restored.then_some(spec.limits);
         let noted = blocking(move || {
+            // An image has the limits of the box it was.
+            if let Some(limits) = limits {
+                set_limits(&live, &limits)?;
+            }
             Note {
                 slot: number,
                 record: Some(record),
@@ -107,4 +130,20 @@ impl Inner {
             record: value,
         })
     }
+}
+
+/// The ward's own agent, or the one that is in an image. A box in an image maps the file it was
+/// started from, so it must be that one to the byte.
+fn put_agent(own: &Path, old: Option<&Path>, target: &Path) -> Result<()> {
+    let put = || -> io::Result<()> {
+        match old {
+            // Copies share the file, and with it the memory it takes.
+            Some(old) if fs::read(old)? != fs::read(own)? => {
+                fs::copy(old, target)?;
+                fs::set_permissions(target, fs::metadata(own)?.permissions())
+            }
+            _ => fs::hard_link(own, target),
+        }
+    };
+    put().doing("giving the box its agent").map_err(Error::from)
 }

@@ -4,6 +4,7 @@ use crate::{
     cgroup::{Cgroups, layout::Layout, tree_name},
     checks,
     config::ContainerWardConfig,
+    criu::Criu,
     failure::Doing,
     launcher::{client::Launcher, protocol::Setup},
     live::{self, Live},
@@ -13,11 +14,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use sandkeep_host::{
-    files::{box_dirs, install_agent, make_private_dir, open_dir, remove_dir},
+    files::{Stamp, box_dirs, install_agent, make_private_dir, open_dir, remove_dir},
     work::{blocking, lock},
 };
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage, random_token};
-use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, LiveBox, Swept, Ward, WardEvent};
+use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
 use std::{
     collections::{HashMap, HashSet},
     fs, io,
@@ -40,7 +41,7 @@ const SPARES: usize = 4;
 const EVENTS: usize = 1024;
 pub const END_DEADLINE: Duration = Duration::from_secs(15);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(5);
-const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
+pub const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The container level.
@@ -53,6 +54,12 @@ pub struct ContainerWard {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub state_dir: PathBuf,
+    /// The agent for new boxes: executable, readable to nobody.
+    pub agent: PathBuf,
+    /// Where the operator says that CRIU is.
+    pub criu: Option<PathBuf>,
+    /// The CRIU that was found last.
+    pub engine: tokio::sync::Mutex<Option<(Stamp, Criu)>>,
     pub tree: Cgroups,
     pub launcher: Launcher,
     pub slots: Arc<Slots>,
@@ -103,13 +110,15 @@ impl ContainerWard {
                 Setup {
                     tree: tree.clone(),
                     tag: random_token(8),
-                    agent,
                     mountpoint,
                     spares: SPARES,
                 },
             ),
             reserved: Mutex::new(reserved(&state_dir, &slots)),
             state_dir,
+            agent,
+            criu: config.criu,
+            engine: tokio::sync::Mutex::default(),
             tree,
             slots,
             boxes: Mutex::default(),
@@ -129,6 +138,23 @@ impl ContainerWard {
             events: Mutex::new(Some(receiver)),
         }))
     }
+
+    async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
+        let inner = Arc::clone(&self.inner);
+        let (tell, told) = oneshot::channel();
+        // In a task of its own: a caller that goes away must not leave half a box.
+        tokio::spawn(async move {
+            let id = spec.id.clone();
+            let started = inner.start(spec, image.as_deref()).await;
+            if let Err(Ok(_unwanted)) = tell.send(started)
+                && let Err(error) = inner.destroy(&id).await
+            {
+                tracing::error!(%id, %error, "a box that nobody waited for was not ended");
+            }
+        });
+        told.await
+            .map_err(|_| Error::internal("the task that starts the box ended early"))?
+    }
 }
 
 impl Inner {
@@ -140,7 +166,7 @@ impl Inner {
         lock(&self.boxes).get(id).map(|held| Arc::clone(&held.live))
     }
 
-    fn must_hold(&self, id: &SandboxId) -> Result<Arc<Live>> {
+    pub fn must_hold(&self, id: &SandboxId) -> Result<Arc<Live>> {
         self.held(id).ok_or_else(|| Error::sandbox_not_found(id))
     }
 
@@ -248,26 +274,15 @@ impl Ward for ContainerWard {
 
     async fn check(&self) -> Vec<Check> {
         let state_dir = self.inner.state_dir.clone();
-        task::spawn_blocking(move || checks::all(&state_dir))
+        let mut checks = task::spawn_blocking(move || checks::all(&state_dir))
             .await
-            .unwrap_or_default()
+            .unwrap_or_default();
+        checks.push(checks::memory(self.inner.criu.as_deref()).await);
+        checks
     }
 
     async fn start(&self, spec: BoxSpec) -> Result<LiveBox> {
-        let inner = Arc::clone(&self.inner);
-        let (tell, told) = oneshot::channel();
-        // In a task of its own: a caller that goes away must not leave half a box.
-        tokio::spawn(async move {
-            let id = spec.id.clone();
-            let started = inner.start(spec).await;
-            if let Err(Ok(_unwanted)) = tell.send(started)
-                && let Err(error) = inner.destroy(&id).await
-            {
-                tracing::error!(%id, %error, "a box that nobody waited for was not ended");
-            }
-        });
-        told.await
-            .map_err(|_| Error::internal("the task that starts the box ended early"))?
+        self.start_from(spec, None).await
     }
 
     async fn adopt(&self, live: &LiveBox) -> Result<Adoption> {
@@ -328,6 +343,18 @@ impl Ward for ContainerWard {
         .await
     }
 
+    async fn engine(&self) -> Result<Engine> {
+        self.inner.engine().await
+    }
+
+    async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
+        self.inner.save(id, image).await
+    }
+
+    async fn restore(&self, spec: BoxSpec, image: &Path) -> Result<LiveBox> {
+        self.start_from(spec, Some(image.to_owned())).await
+    }
+
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         let id = id.clone();
@@ -346,7 +373,7 @@ impl Ward for ContainerWard {
     }
 }
 
-fn set_limits(live: &Live, limits: &Limits) -> Result<()> {
+pub fn set_limits(live: &Live, limits: &Limits) -> Result<()> {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     if !live.runs() {
         return Err(Error::conflict(format!("box {} has ended", live.id)));

@@ -8,7 +8,6 @@
 mod checks;
 mod config;
 mod control;
-mod idmap;
 mod live;
 mod network;
 mod record;

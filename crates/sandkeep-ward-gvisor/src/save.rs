@@ -7,7 +7,11 @@ use crate::{
     start::{self, no_runsc},
     ward::Inner,
 };
-use sandkeep_host::{failure::Doing as _, files::sync_dir, work::blocking};
+use sandkeep_host::{
+    failure::Doing as _,
+    files::{Stamp, sync_dir},
+    work::blocking,
+};
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::Engine;
 use std::{ffi::OsStr, fs, path::Path, sync::Arc, time::Duration};
@@ -145,25 +149,4 @@ async fn stand_still(live: &Arc<Live>) -> Result<()> {
 async fn hold_still(live: &Live) -> Result<()> {
     let cgroups = live.record.cgroups.clone();
     blocking(move || cgroups.freeze(FREEZE_DEADLINE).map_err(Error::from)).await
-}
-
-/// Tells one build of the program from another that took its place.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    path: std::path::PathBuf,
-    changed: (i64, i64),
-    inode: u64,
-}
-
-impl Stamp {
-    fn of(program: &Path) -> Result<Self> {
-        use std::os::unix::fs::MetadataExt as _;
-        let found =
-            fs::metadata(program).doing(format_args!("looking at {}", program.display()))?;
-        Ok(Self {
-            path: program.to_owned(),
-            changed: (found.ctime(), found.ctime_nsec()),
-            inode: found.ino(),
-        })
-    }
 }

@@ -1,7 +1,6 @@
 //! Starting a box: afresh, or from an image of its memory.
 
 use crate::{
-    idmap,
     live::{self, Live},
     network,
     record::{Note, Record},
@@ -20,7 +19,7 @@ use sandkeep_host::{
     cgroup::Cgroups,
     failure::Doing as _,
     files::{make_private_dir, remove_dir, write_token},
-    netns,
+    idmap, netns,
     slots::Slot,
     stream::BoxStream,
     work::{blocking, lock},

@@ -6,7 +6,6 @@ use crate::{
     control,
     live::{self, Live},
     record::{Note, Record},
-    save::Stamp,
     spec::host_limits,
     stage, start, watch,
 };
@@ -14,7 +13,7 @@ use async_trait::async_trait;
 use sandkeep_host::{
     cgroup::{Cgroups, layout::Layout, tree_name},
     failure::Doing as _,
-    files::{box_dirs, install_agent, make_private_dir, read_token, remove_dir},
+    files::{Stamp, box_dirs, install_agent, make_private_dir, read_token, remove_dir},
     proc,
     slots::{Slot, Slots},
     work::{blocking, lock},

@@ -1,7 +1,8 @@
 //! The suite every ward must pass, against real boxes with the real agent.
 //!
 //! A ward's tests make a [`Bench`] and call [`crate::conformance_tests`], which makes one
-//! test of each scenario. A scenario panics when the ward does not keep the contract.
+//! test of each scenario; one that writes memory to disk makes a [`MemoryBench`] and calls
+//! [`crate::memory_tests`], too. A scenario panics when the ward does not keep the contract.
 
 mod bench;
 mod events;
@@ -10,6 +11,7 @@ mod inside;
 pub mod lab;
 mod lifecycle;
 mod limits;
+mod memory;
 mod restart;
 
 pub use bench::{Bench, HostLimits, Stage};
@@ -29,6 +31,12 @@ pub use lifecycle::{
 pub use limits::{
     a_fork_bomb_stops_at_the_limit, limits_can_be_changed, limits_reach_the_host,
     memory_runs_out_inside_only, memory_takes_the_box, usage_counts,
+};
+pub use memory::{
+    MemoryBench, Obstacle, a_box_comes_back_from_the_disk_as_it_was,
+    a_box_that_is_written_stays_frozen_and_goes_on, a_restored_box_is_adopted_after_a_restart,
+    an_image_that_is_none_leaves_nothing, copies_made_at_once_are_right_and_apart,
+    limits_hold_after_a_restore, what_can_not_be_written_is_named_and_the_box_goes_on,
 };
 pub use restart::{
     a_box_is_adopted_after_a_restart, a_dead_box_is_gone, sweep_clears_the_unknown_only,
@@ -73,5 +81,22 @@ macro_rules! conformance_tests {
                 $crate::conformance::$scenario(&bench).await;
             }
         )+
+    };
+}
+
+/// Makes a test of every scenario about memory on disk. `$bench` is an expression that gives a
+/// fresh [`MemoryBench`].
+#[macro_export]
+macro_rules! memory_tests {
+    ($bench:expr) => {
+        $crate::conformance_tests! { @each $bench;
+            a_box_comes_back_from_the_disk_as_it_was,
+            copies_made_at_once_are_right_and_apart,
+            a_box_that_is_written_stays_frozen_and_goes_on,
+            what_can_not_be_written_is_named_and_the_box_goes_on,
+            an_image_that_is_none_leaves_nothing,
+            a_restored_box_is_adopted_after_a_restart,
+            limits_hold_after_a_restore,
+        }
     };
 }

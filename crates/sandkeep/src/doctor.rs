@@ -43,11 +43,12 @@ pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
         env::var_os("SANDKEEP_MICROVM_KERNEL").map(PathBuf::from)
     });
     let offered = sandkeep_ward_microvm::Accel::offered();
-    let (gvisor, microvm) = tokio::join!(
+    let (memory, gvisor, microvm) = tokio::join!(
+        sandkeep_ward_container::check_memory(None),
         sandkeep_ward_gvisor::check_host(None),
         sandkeep_ward_microvm::check_host(None, kernel.as_deref(), offered)
     );
-    let mut report = examine(&config, gvisor, microvm);
+    let mut report = examine(&config, memory, gvisor, microvm);
     report.host.push(network::check().await);
     if output.json {
         output.json(&report)?;
@@ -57,13 +58,14 @@ pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
     Ok(u8::from(!report.ready))
 }
 
-fn examine(config: &Config, gvisor: Vec<Check>, microvm: Vec<Check>) -> Report {
+fn examine(config: &Config, memory: Check, gvisor: Vec<Check>, microvm: Vec<Check>) -> Report {
     let mut seen = HashSet::new();
     let host = once(&mut seen, host_checks(config));
-    let container = once(
+    let mut container = once(
         &mut seen,
         sandkeep_ward_container::check_host(existing(&config.state)),
     );
+    container.push(memory);
     let usable = fine(&container);
     let gvisor = Level {
         level: Isolation::Gvisor,
@@ -253,7 +255,13 @@ mod tests {
             Check::missing("qemu", "not installed", "install it"),
             Check::ok("root", "the server runs as root"),
         ];
-        let report = examine(&Config::load(settings, None).unwrap(), gvisor, microvm);
+        let memory = Check::warning("memory to disk", "CRIU is not installed", "build it");
+        let report = examine(
+            &Config::load(settings, None).unwrap(),
+            memory,
+            gvisor,
+            microvm,
+        );
         assert!(!report.levels[2].usable, "{report:?}");
         assert!(!report.levels[1].usable, "{report:?}");
         let all: Vec<&Check> = report

@@ -200,21 +200,36 @@ impl Cgroups {
     /// Stops everything in them and waits until it stands still. On error it goes on as before.
     pub fn freeze(&self, deadline: Duration) -> Result<(), Failure> {
         let until = Instant::now() + deadline;
-        let v1 = self.branches.iter().find(|branch| {
-            branch.version == Version::V1 && branch.controllers.iter().any(|c| c == "freezer")
-        });
-        let frozen = match v1 {
-            Some(branch) => v1::freeze(&branch.dir, until),
-            None => match self.v2() {
-                Some(dir) => v2::freeze(dir, until),
-                None => Err(io::Error::from(io::ErrorKind::Unsupported))
-                    .doing("finding a freezer of this host"),
-            },
+        let frozen = match self.freezer() {
+            Some((Version::V1, dir)) => v1::freeze(dir, until),
+            Some((Version::V2, dir)) => v2::freeze(dir, until),
+            None => Err(io::Error::from(io::ErrorKind::Unsupported))
+                .doing("finding a freezer of this host"),
         };
         if frozen.is_err() {
             self.thaw();
         }
         frozen
+    }
+
+    /// The directory that freezes: the one of version 1 where there is one.
+    pub fn freezer(&self) -> Option<(Version, &Path)> {
+        let v1 = self.branches.iter().find(|branch| {
+            branch.version == Version::V1 && branch.controllers.iter().any(|c| c == "freezer")
+        });
+        match v1 {
+            Some(branch) => Some((Version::V1, &branch.dir)),
+            None => self.v2().map(|dir| (Version::V2, dir)),
+        }
+    }
+
+    /// Whether everything in them stands still.
+    pub fn is_frozen(&self) -> Result<bool, Failure> {
+        match self.freezer() {
+            Some((Version::V1, dir)) => v1::is_frozen(dir),
+            Some((Version::V2, dir)) => v2::is_frozen(dir),
+            None => Ok(false),
+        }
     }
 
     /// A frozen process does not die; whoever is to be killed must be thawed.

@@ -58,8 +58,12 @@ pub fn oom_kills(dir: &Path) -> Result<u64, Failure> {
 pub fn freeze(dir: &Path, until: Instant) -> Result<(), Failure> {
     super::wait_frozen(until, || {
         write(dir, "freezer.state", "FROZEN")?;
-        Ok(read(dir, "freezer.state")?.trim() == "FROZEN")
+        is_frozen(dir)
     })
+}
+
+pub fn is_frozen(dir: &Path) -> Result<bool, Failure> {
+    Ok(read(dir, "freezer.state")?.trim() == "FROZEN")
 }
 
 #[cfg(test)]

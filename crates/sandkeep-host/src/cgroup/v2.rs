@@ -99,9 +99,11 @@ pub fn make_dir(dir: &Path) -> Result<(), Failure> {
 
 pub fn freeze(dir: &Path, until: Instant) -> Result<(), Failure> {
     write(dir, "cgroup.freeze", 1)?;
-    super::wait_frozen(until, || {
-        Ok(keyed(&read(dir, "cgroup.events")?, "frozen") == 1)
-    })
+    super::wait_frozen(until, || is_frozen(dir))
+}
+
+pub fn is_frozen(dir: &Path) -> Result<bool, Failure> {
+    Ok(keyed(&read(dir, "cgroup.events")?, "frozen") == 1)
 }
 
 #[cfg(test)]

@@ -58,7 +58,8 @@ const KEPT: [(CapabilitySet, &str); 14] = [
     ),
 ];
 
-fn kept() -> CapabilitySet {
+/// All of them.
+pub fn kept() -> CapabilitySet {
     KEPT.iter()
         .fold(CapabilitySet::empty(), |all, (one, _)| all | *one)
 }

@@ -1,6 +1,6 @@
 //! The server's side of the launcher: starts it, hands it jobs, starts it again when it died.
 
-use super::protocol::{self, Answer, Job, Setup, Started};
+use super::protocol::{self, Answer, Job, Save, Setup, Started};
 use crate::{failure::Doing, proc::watch_fd};
 use rustix::io::Errno;
 use sandkeep_model::{Code, Error, Result};
@@ -24,6 +24,8 @@ use tokio::{
 
 /// From handing out a job to the agent running; far above what a loaded host needs.
 const START_DEADLINE: Duration = Duration::from_secs(20);
+/// With memory; the worker gives up before.
+const MEMORY_DEADLINE: Duration = Duration::from_secs(330);
 
 #[derive(Debug)]
 pub struct Launcher {
@@ -115,26 +117,39 @@ impl Launcher {
     /// Starts a box; the descriptor is its pidfd.
     pub async fn start(&self, job: &Job, directory: &OwnedFd) -> Result<(Started, OwnedFd)> {
         let bytes = protocol::encode(job).doing("encoding the job")?;
-        let mut outcome = self.attempt(&bytes, directory).await?;
+        let deadline = match job {
+            Job::Start(_) => START_DEADLINE,
+            Job::Restore(_) | Job::Save(_) => MEMORY_DEADLINE,
+        };
+        let mut outcome = self.attempt(&bytes, directory, deadline).await?;
         if matches!(outcome, Outcome::Silence) {
             // The job was lost with the launcher: a new one gets it once more.
-            outcome = self.attempt(&bytes, directory).await?;
+            outcome = self.attempt(&bytes, directory, deadline).await?;
         }
         match outcome {
             Outcome::Answered(Answer::Started(started), Some(pidfd)) => Ok((started, pidfd)),
             Outcome::Answered(Answer::Started(_), None) => {
                 Err(Error::internal("the launcher sent no pidfd"))
             }
-            Outcome::Answered(Answer::Failed { message, errno }, _) => {
-                Err(refusal(&message, errno))
-            }
-            Outcome::Silence => Err(Error::internal("the launcher died while it made the box")
-                .retryable(true)
-                .hint("look for its last words in the server's log")),
+            other => Err(no_box(other)),
         }
     }
 
-    async fn attempt(&self, job: &[u8], directory: &OwnedFd) -> Result<Outcome> {
+    /// Writes a frozen box.
+    pub async fn save(&self, job: Save, directory: &OwnedFd) -> Result<()> {
+        let bytes = protocol::encode(&Job::Save(job)).doing("encoding the job")?;
+        match self.attempt(&bytes, directory, MEMORY_DEADLINE).await? {
+            Outcome::Answered(Answer::Saved, _) => Ok(()),
+            other => Err(no_box(other)),
+        }
+    }
+
+    async fn attempt(
+        &self,
+        job: &[u8],
+        directory: &OwnedFd,
+        deadline: Duration,
+    ) -> Result<Outcome> {
         let running = self.running().await?;
         let (ours, theirs) = protocol::pair().doing("making a socket pair")?;
         rustix::io::ioctl_fionbio(&ours, true)
@@ -151,7 +166,7 @@ impl Launcher {
             drop(theirs);
             receive(&reply).await
         };
-        match timeout(START_DEADLINE, talk).await {
+        match timeout(deadline, talk).await {
             Ok(outcome) => outcome,
             Err(_) => {
                 // It may have answered in this very moment; then the box must not be lost.
@@ -163,14 +178,26 @@ impl Launcher {
                 }
                 Err(Error::new(
                     Code::DeadlineExceeded,
-                    format!(
-                        "the box was not up after {} seconds",
-                        START_DEADLINE.as_secs()
-                    ),
+                    format!("the box was not up after {} seconds", deadline.as_secs()),
                 )
                 .hint("the host is overloaded; try again, or run fewer boxes"))
             }
         }
+    }
+}
+
+/// Why nothing came of a job.
+fn no_box(outcome: Outcome) -> Error {
+    match outcome {
+        Outcome::Answered(Answer::Failed { message, errno }, _) => refusal(&message, errno),
+        Outcome::Answered(Answer::Refused { why }, _) => Error::new(
+            Code::NotEnforceable,
+            format!("the memory of the box can not be written to disk: {why}"),
+        ),
+        Outcome::Answered(..) => Error::internal("the launcher answered something else"),
+        Outcome::Silence => Error::internal("the launcher died while it worked on the box")
+            .retryable(true)
+            .hint("look for its last words in the server's log"),
     }
 }
 

@@ -9,7 +9,15 @@ pub mod client;
 mod mounts;
 mod netns;
 pub mod protocol;
+mod repair;
+mod restore;
+mod room;
+mod save;
+mod table;
 mod userns;
+mod userns_image;
+mod verify;
+mod words;
 mod worker;
 
 pub use worker::SOCKET;

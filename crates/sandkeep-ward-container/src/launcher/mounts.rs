@@ -27,15 +27,17 @@ use std::{
 };
 
 const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
-const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
-const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
+pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+/// For what may be read and nothing else.
+pub const STILL: u64 = RDONLY | NOSUID | NODEV | NOEXEC;
 const STRICT: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
     .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
 /// Device nodes every program expects; nothing that stores or reaches anything.
-const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+pub const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
 /// Links that programs expect in /dev.
 const DEV_LINKS: [(&str, &str); 5] = [
@@ -47,7 +49,7 @@ const DEV_LINKS: [(&str, &str); 5] = [
 ];
 
 /// Files of /proc that tell about or command the whole host: /dev/null is put over them.
-const MASKED_FILES: [&str; 14] = [
+pub const MASKED_FILES: [&str; 14] = [
     "kcore",
     "keys",
     "key-users",
@@ -65,16 +67,16 @@ const MASKED_FILES: [&str; 14] = [
 ];
 
 /// Directories of /proc about the host: an empty one is put over them.
-const MASKED_DIRS: [&str; 3] = ["acpi", "scsi", "driver"];
+pub const MASKED_DIRS: [&str; 3] = ["acpi", "scsi", "driver"];
 
 /// Directories of /proc that may be read.
-const READ_ONLY: [&str; 4] = ["sys", "irq", "bus", "fs"];
+pub const READ_ONLY: [&str; 4] = ["sys", "irq", "bus", "fs"];
 
 /// Where the agent's file is in the box; root there can neither write nor move it.
-const AGENT: &str = "sandkeep-agent";
+pub const AGENT: &str = "sandkeep-agent";
 
 /// A copy of the mount at `path` that is attached nowhere.
-fn detached(at: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
+pub fn detached(at: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
     open_tree(
         at,
         path.as_ref(),
@@ -93,11 +95,11 @@ pub fn prepare_root(root: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd, F
     Ok(mount)
 }
 
-/// Made by the worker: the agent's file, which nobody can change through this mount.
-pub fn prepare_agent(agent: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+/// Made by the worker: the agent's file in the directory of the box, which nobody can change
+/// through this mount.
+pub fn prepare_agent(directory: &OwnedFd, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
     let attributes = RDONLY | NODEV | NOSUID;
-    let mount =
-        detached(CWD, agent).doing(format_args!("opening the agent {}", agent.display()))?;
+    let mount = detached(directory, crate::start::AGENT).doing("opening the agent")?;
     // Where owners can not be mapped the agent still runs; it is then owned by nobody.
     if set_mount_attributes(mount.as_fd(), attributes, Some(namespace)).is_err() {
         set_mount_attributes(mount.as_fd(), attributes, None)
@@ -236,8 +238,7 @@ fn close_proc(proc: &OwnedFd, dev: &OwnedFd) -> Result<(), Failure> {
         if let Some(target) = there(proc, name)? {
             let doing = format!("making /proc/{name} read-only");
             let copy = detached(proc, name).doing(&doing)?;
-            set_mount_attributes(copy.as_fd(), RDONLY | NOSUID | NODEV | NOEXEC, None)
-                .doing(&doing)?;
+            set_mount_attributes(copy.as_fd(), STILL, None).doing(&doing)?;
             attach(&copy, &target).doing(&doing)?;
         }
     }
@@ -260,7 +261,7 @@ fn system(host: &OwnedFd, root: &OwnedFd) -> Result<(), Failure> {
     }
     if statat(host, CPU, AtFlags::empty()).is_ok() {
         let cpu = detached(host, CPU).doing("mounting /sys/devices/system/cpu")?;
-        set_mount_attributes(cpu.as_fd(), RDONLY | NOSUID | NODEV | NOEXEC, None)
+        set_mount_attributes(cpu.as_fd(), STILL, None)
             .doing("making /sys/devices/system/cpu read-only")?;
         attach(&cpu, &at).doing("mounting /sys/devices/system/cpu")?;
     }

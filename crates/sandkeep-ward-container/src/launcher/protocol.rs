@@ -29,17 +29,24 @@ pub struct Setup {
     pub tree: Cgroups,
     /// Begins the name of every cgroup this launcher makes.
     pub tag: String,
-    /// The agent as the ward keeps it: executable, readable to nobody.
-    pub agent: PathBuf,
     /// An empty directory on which the root is mounted, seen by nobody else.
     pub mountpoint: PathBuf,
     /// Workers to hold ready.
     pub spares: usize,
 }
 
-/// One box to start. Beside it travel the socket for the answer and the box's directory.
+/// What a worker is to do. Beside it travel the socket for the answer and the box's directory,
+/// in which the agent's file is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Job {
+pub enum Job {
+    Start(Start),
+    Restore(Restore),
+    Save(Save),
+}
+
+/// A box to start.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Start {
     pub root: PathBuf,
     pub hostname: String,
     pub limits: Limits,
@@ -47,11 +54,44 @@ pub struct Job {
     pub first_id: u32,
 }
 
+/// A box to bring back.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Restore {
+    pub start: Start,
+    pub criu: Criu,
+    /// What CRIU wrote.
+    pub image: PathBuf,
+    /// The inode of the agent's socket in it.
+    pub listener: u64,
+}
+
+/// A frozen box to write.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Save {
+    pub pid: i32,
+    pub cgroups: Cgroups,
+    pub criu: Criu,
+    /// An empty directory.
+    pub image: PathBuf,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Criu {
+    pub program: PathBuf,
+    /// Where to keep what it has found out about the kernel.
+    pub known: PathBuf,
+}
+
 /// What a worker answers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
     /// The agent runs; its pidfd is beside this.
     Started(Started),
+    Saved,
+    /// The box holds what can not be written.
+    Refused {
+        why: String,
+    },
     Failed {
         message: String,
         errno: Option<i32>,

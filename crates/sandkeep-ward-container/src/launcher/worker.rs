@@ -6,7 +6,9 @@
 use super::{
     child::{self, Inheritance},
     mounts, netns,
-    protocol::{self, Answer, Job, Packet, Setup, Started},
+    protocol::{self, Answer, Job, Packet, Setup, Start, Started},
+    restore::{self, Place},
+    save::{self, NotSaved},
     userns,
 };
 use crate::{
@@ -107,9 +109,22 @@ fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet) {
         leave(setup, cgroups);
         return;
     };
-    let made = job
-        .doing("reading the job")
-        .and_then(|job| start(setup, filters, cgroups, &job, &directory));
+    let place = Place {
+        cgroups,
+        filters,
+        directory: &directory,
+        reply: &reply,
+    };
+    let made = match job.doing("reading the job") {
+        Ok(Job::Start(job)) => start(setup, filters, cgroups, &job, &directory),
+        Ok(Job::Restore(job)) => restore::restore(&job, &place),
+        Ok(Job::Save(job)) => {
+            let saved = save::save(&job, &reply);
+            leave(setup, cgroups);
+            return answer_save(&reply, saved);
+        }
+        Err(failure) => Err(failure),
+    };
     match made {
         Ok((started, cloned)) => {
             let told = protocol::encode(&Answer::Started(started))
@@ -127,11 +142,23 @@ fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet) {
     }
 }
 
+fn answer_save(reply: &OwnedFd, saved: Result<(), NotSaved>) {
+    let answer = match saved {
+        Ok(()) => Answer::Saved,
+        Err(NotSaved::Refused(why)) => Answer::Refused { why },
+        Err(NotSaved::Failed(failure)) => return answer_failure(reply, &failure),
+    };
+    if let Ok(bytes) = protocol::encode(&answer) {
+        // When the server is gone there is nobody to tell.
+        let _told = protocol::send(reply, &bytes, &[]);
+    }
+}
+
 fn start(
     setup: &Setup,
     filters: &Filters,
     cgroups: &Cgroups,
-    job: &Job,
+    job: &Start,
     directory: &OwnedFd,
 ) -> Result<(Started, Cloned), Failure> {
     let listener = listen_in(directory).doing("making the socket of the agent")?;
@@ -163,7 +190,7 @@ fn start(
         });
     };
     drop(theirs);
-    let finished = finish(setup, cgroups, job, &cloned, &ours);
+    let finished = finish(cgroups, job, directory, &cloned, &ours);
     match finished {
         Ok(started) => Ok((started, cloned)),
         Err(failure) => {
@@ -184,9 +211,9 @@ fn clone_box(cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Cloned>> {
 }
 
 fn finish(
-    setup: &Setup,
     cgroups: &Cgroups,
-    job: &Job,
+    job: &Start,
+    directory: &OwnedFd,
     cloned: &Cloned,
     child: &OwnedFd,
 ) -> Result<Started, Failure> {
@@ -194,7 +221,7 @@ fn finish(
     userns::map_ids(cloned.pid, job.first_id)?;
     let namespace = userns::open(cloned.pid)?;
     let root = mounts::prepare_root(&job.root, namespace.as_fd())?;
-    let agent = mounts::prepare_agent(&setup.agent, namespace.as_fd())?;
+    let agent = mounts::prepare_agent(directory, namespace.as_fd())?;
     protocol::send(child, b"go", &[root.as_fd(), agent.as_fd()]).doing("waking the box")?;
     wait_readable(child.as_fd(), CHILD_DEADLINE).doing("waiting for the agent to start")?;
     // Exec closes the child's end; anything it says is why it did not get there.
@@ -238,7 +265,7 @@ fn wait_readable(fd: BorrowedFd<'_>, deadline: Duration) -> io::Result<()> {
 
 /// The socket lives in the box's network namespace and on the host's file system. Its path
 /// may be longer than an address holds, so it is named by the directory's descriptor.
-fn listen_in(directory: &OwnedFd) -> io::Result<OwnedFd> {
+pub fn listen_in(directory: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd());
     let socket = socket_with(
         AddressFamily::UNIX,
@@ -257,7 +284,7 @@ fn listen_in(directory: &OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Set on the worker, which has the host's rights; the box inherits them.
-fn set_rlimits(job: &Job) -> Result<(), Failure> {
+fn set_rlimits(job: &Start) -> Result<(), Failure> {
     let set = |resource, wanted: u64| {
         let both = |value| Rlimit {
             current: Some(value),

@@ -67,6 +67,10 @@ impl Filters {
         Ok(Self { programs })
     }
 
+    pub fn count(&self) -> usize {
+        self.programs.len()
+    }
+
     /// Installs all of them in this thread. It needs CAP_SYS_ADMIN in the own user namespace:
     /// `no_new_privs` stays off, because sudo must work in a box.
     pub fn install(&self) -> Result<(), Failure> {

@@ -6,12 +6,15 @@
 use sandkeep_ward::{
     LiveBox, Ward,
     conformance::{
-        Bench, HostLimits,
+        Bench, HostLimits, MemoryBench, Obstacle,
         lab::{self, Lab},
     },
 };
 use sandkeep_ward_container::{ContainerWard, ContainerWardConfig, Record};
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use tempfile::TempDir;
 
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_sandkeep-ward-launcher");
@@ -82,6 +85,33 @@ impl Bench for ContainerBench {
     fn kill(&self, live: &LiveBox) {
         let record = record(live);
         lab::kill(record.pid, record.start_ticks);
+    }
+}
+
+impl MemoryBench for ContainerBench {
+    fn copy_of(&self, root: &Path) -> PathBuf {
+        self.lab.copy_of(root)
+    }
+
+    fn directory(&self) -> PathBuf {
+        lab::fresh_directory(self.state.path())
+    }
+
+    /// A POSIX message queue: kernel state that nobody can read out.
+    fn obstacle(&self) -> Option<Obstacle> {
+        Some(Obstacle {
+            make: "cat > /root/queue.py <<'END'
+import ctypes, os, time
+attributes = (ctypes.c_long * 8)(0, 4, 64)
+queue = ctypes.CDLL(None).mq_open(b'/held', os.O_CREAT | os.O_RDWR, 0o600, attributes)
+assert queue >= 0
+open('/run/held', 'w').write('yes')
+time.sleep(1000)
+END
+nohup python3 /root/queue.py >/dev/null 2>&1 & until [ -s /run/held ]; do sleep 0.1; done",
+            undo: "pkill -f '[q]ueue.py' && rm /dev/mqueue/held",
+            named: "message queue",
+        })
     }
 }
 

@@ -6,7 +6,7 @@
 use sandkeep_ward::{
     LiveBox, Ward,
     conformance::{
-        Bench, HostLimits,
+        Bench, HostLimits, MemoryBench, Obstacle,
         lab::{self, Lab},
     },
 };
@@ -38,17 +38,6 @@ impl GvisorBench {
     /// Longer than a socket address, as state directories may be.
     pub fn state_dir(&self) -> PathBuf {
         self.state.path().join("a".repeat(120)).join("ward-gvisor")
-    }
-
-    /// A directory that the bench removes.
-    pub fn directory(&self, name: &str) -> PathBuf {
-        let path = self.state.path().join(name);
-        std::fs::create_dir(&path).expect("a directory");
-        path
-    }
-
-    pub fn copy_of(&self, root: &Path) -> PathBuf {
-        self.lab.copy_of(root)
     }
 }
 
@@ -102,25 +91,30 @@ impl Bench for GvisorBench {
     }
 }
 
+impl MemoryBench for GvisorBench {
+    fn copy_of(&self, root: &Path) -> PathBuf {
+        self.lab.copy_of(root)
+    }
+
+    fn directory(&self) -> PathBuf {
+        lab::fresh_directory(self.state.path())
+    }
+
+    /// A deleted file that is still open on the disk of the box.
+    fn obstacle(&self) -> Option<Obstacle> {
+        Some(Obstacle {
+            make: "nohup sh -c 'exec 3> /root/deleted; rm /root/deleted; echo yes > /run/held; \
+                   exec sleep 1000' >/dev/null 2>&1 & until [ -s /run/held ]; do sleep 0.1; done",
+            undo: "pkill sleep",
+            named: "/root/deleted",
+        })
+    }
+}
+
 impl Drop for GvisorBench {
     fn drop(&mut self) {
         if let Ok(state_dir) = self.state_dir().canonicalize() {
             lab::remove_tree(&sandkeep_host::cgroup::tree_name(&state_dir));
         }
-    }
-}
-
-/// A small box with a root of its own.
-pub fn spec(root: PathBuf) -> sandkeep_ward::BoxSpec {
-    let id = sandkeep_model::SandboxId::random();
-    sandkeep_ward::BoxSpec {
-        hostname: id.to_string(),
-        id,
-        root,
-        limits: sandkeep_model::Limits {
-            memory_mib: 512,
-            pids: 100,
-            ..sandkeep_model::Limits::default()
-        },
     }
 }

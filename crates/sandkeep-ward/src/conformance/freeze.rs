@@ -29,7 +29,7 @@ async fn moves(ward: &Arc<dyn Ward>, id: &SandboxId, since: u64) {
     panic!("the box does not go on");
 }
 
-async fn assert_still(ward: &Arc<dyn Ward>, id: &SandboxId) {
+pub(super) async fn assert_still(ward: &Arc<dyn Ward>, id: &SandboxId) {
     // What was under way on another CPU when it was stopped may still be counted.
     sleep(Duration::from_millis(200)).await;
     let before = cpu(ward, id).await;

@@ -105,6 +105,13 @@ impl Drop for Lab {
     }
 }
 
+/// An empty directory below `parent` that nobody else has.
+pub fn fresh_directory(parent: &Path) -> PathBuf {
+    let path = parent.join(format!("image-{}", sandkeep_model::random_token(10)));
+    fs::create_dir(&path).expect("a directory");
+    path
+}
+
 /// The agent from `SANDKEEP_TEST_AGENT`, or built here once; other test programs wait.
 fn agent() -> PathBuf {
     if let Some(given) = env::var_os("SANDKEEP_TEST_AGENT") {

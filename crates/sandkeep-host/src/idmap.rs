@@ -1,12 +1,12 @@
 //! A user namespace with the ids of one box, and a disk seen through it.
 
+use crate::{
+    failure::{Doing as _, Failure},
+    slots::IDS_PER_BOX,
+};
 use rustix::{
     mount::{OpenTreeFlags, open_tree},
     process::{Pid, WaitOptions, waitpid},
-};
-use sandkeep_host::{
-    failure::{Doing as _, Failure},
-    slots::IDS_PER_BOX,
 };
 use std::{
     fs, io,
@@ -50,7 +50,7 @@ pub fn mapped_tree(root: &Path, first_id: u32) -> Result<OwnedFd, Failure> {
 }
 
 /// A process has to be in it while its maps are written; the descriptor keeps it afterwards.
-fn user_namespace(first_id: u32) -> Result<OwnedFd, Failure> {
+pub fn user_namespace(first_id: u32) -> Result<OwnedFd, Failure> {
     let (theirs, ours) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).doing("making a pipe")?;
     let (waits, other) = (theirs.as_raw_fd(), ours.as_raw_fd());

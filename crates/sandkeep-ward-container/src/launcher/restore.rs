@@ -1,0 +1,309 @@
+//! Bringing a box back from the disk.
+//!
+//! CRIU runs in the cgroups and the network namespace that the box is to have, so that its
+//! processes are born there. When all of them are there and none has run yet, it asks us; the
+//! box only goes on after it was looked at.
+
+use super::{
+    mounts,
+    protocol::{self, Started},
+    repair,
+    room::{self, Run, Seen},
+    table, userns_image,
+    verify::{self, Expected},
+    words,
+    worker::listen_in,
+};
+use crate::{
+    cgroup::Cgroups,
+    failure::{Doing, Failure},
+    proc,
+    seccomp::Filters,
+    sys::{Cloned, set_mount_attributes},
+};
+use rustix::{
+    fs::{CWD, Mode, OFlags, mkfifoat, open},
+    mount::{MountFlags, mount_bind, mount_remount},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+    thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
+};
+use sandkeep_host::idmap;
+use std::{
+    ffi::OsString,
+    fs,
+    io::{self, Write as _},
+    os::{
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        unix::fs::PermissionsExt as _,
+    },
+    path::Path,
+    time::{Duration, Instant},
+};
+
+const QUESTION: &str = "/run/question";
+const ANSWER: &str = "/run/answer";
+const SCRIPT: &str = "/run/ask";
+/// Run by CRIU at every step; the last one is when everything is there and nothing runs.
+const ASK: &str = "#!/bin/sh\n\
+    [ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n\
+    echo \"$CRTOOLS_INIT_PID\" > /run/question && read -r go < /run/answer\n";
+const END_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a restore needs beside the job.
+pub struct Place<'a> {
+    pub cgroups: &'a Cgroups,
+    pub filters: &'a Filters,
+    pub directory: &'a OwnedFd,
+    pub reply: &'a OwnedFd,
+}
+
+/// The box runs when this returns, or nothing of it is left.
+pub fn restore(job: &protocol::Restore, place: &Place<'_>) -> Result<(Started, Cloned), Failure> {
+    let made = prepare(job, place).and_then(|(words, _listener)| run(job, place, &words));
+    if made.is_err() {
+        clear(place.cgroups);
+    }
+    made
+}
+
+/// What to tell CRIU, and the socket that is handed in.
+fn prepare(
+    job: &protocol::Restore,
+    place: &Place<'_>,
+) -> Result<(Vec<OsString>, OwnedFd), Failure> {
+    let start = &job.start;
+    place.cgroups.set_limits(&start.limits)?;
+    if !place.cgroups.needs_attach() {
+        place.cgroups.attach(own_pid())?;
+    }
+    // SAFETY: a cgroup namespace touches neither memory nor descriptors. Only now: its root
+    // is the cgroup of this moment.
+    unsafe { unshare_unsafe(UnshareFlags::NEWCGROUP) }.doing("making the cgroup namespace")?;
+    let listener = listen_in(place.directory).doing("making the socket of the agent")?;
+    let namespace = idmap::user_namespace(start.first_id)?;
+    let root = mounts::prepare_root(&start.root, namespace.as_fd())?;
+    let agent = mounts::prepare_agent(place.directory, namespace.as_fd())?;
+    let image = mounts::detached(CWD, &job.image).doing("opening the image")?;
+    room::enter(&job.criu)?;
+    room::attach(&root, table::ROOT, false)?;
+    room::attach(&agent, table::AGENT_FILE, true)?;
+    room::attach(&image, room::IMAGE, false)?;
+    userns_image::put_over(Path::new(room::IMAGE), start.first_id)?;
+    still_file_systems()?;
+    mounts_of_the_host()?;
+    connections_of_the_past()?;
+    for fifo in [QUESTION, ANSWER] {
+        mkfifoat(CWD, fifo, Mode::from_raw_mode(0o600)).doing("making a way to ask")?;
+    }
+    fs::write(SCRIPT, ASK)
+        .and_then(|()| fs::set_permissions(SCRIPT, fs::Permissions::from_mode(0o700)))
+        .doing("making a way to ask")?;
+    // As the agent made the one it had, whose place it takes.
+    rustix::io::ioctl_fionbio(&listener, true).doing("handing in the socket")?;
+    // Exec keeps it.
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty())
+        .doing("handing in the socket")?;
+    let words = words_for(job.listener, &listener);
+    Ok((words, listener))
+}
+
+fn words_for(inode: u64, listener: &OwnedFd) -> Vec<OsString> {
+    let mut words: Vec<OsString> = ["restore", "--restore-detached", "--root", table::ROOT]
+        .map(OsString::from)
+        .to_vec();
+    words.extend(["--action-script".into(), SCRIPT.into()]);
+    words.extend([
+        "--inherit-fd".into(),
+        format!("fd[{}]:socket:[{inode}]", listener.as_raw_fd()).into(),
+    ]);
+    for external in table::externals() {
+        words.extend([
+            "--external".into(),
+            format!("mnt[{}]:{}", external.point, external.source).into(),
+        ]);
+    }
+    words
+}
+
+fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// The empty directory that hides things, and the /sys that holds nothing but the processors.
+fn still_file_systems() -> Result<(), Failure> {
+    for at in [table::EMPTY, table::SYSTEM] {
+        fs::create_dir(at).doing(format_args!("making {at}"))?;
+        room::memory(at)?;
+    }
+    fs::create_dir_all(Path::new(table::SYSTEM).join("devices/system/cpu"))
+        .doing("making the /sys of the box")?;
+    for at in [table::EMPTY, table::SYSTEM] {
+        let flags = MountFlags::BIND
+            | MountFlags::RDONLY
+            | MountFlags::NOSUID
+            | MountFlags::NODEV
+            | MountFlags::NOEXEC;
+        mount_remount(at, flags, c"").doing(format_args!("making {at} read-only"))?;
+    }
+    Ok(())
+}
+
+/// The device nodes and the processors, as every box has them.
+fn mounts_of_the_host() -> Result<(), Failure> {
+    fs::create_dir(table::DEVICE_NODES).doing("making the devices of the box")?;
+    for name in mounts::DEVICES {
+        let doing = format!("mounting /dev/{name}");
+        let node = mounts::detached(CWD, Path::new("/dev").join(name)).doing(&doing)?;
+        set_mount_attributes(node.as_fd(), mounts::NOSUID | mounts::NOEXEC, None).doing(&doing)?;
+        room::attach(&node, &format!("{}/{name}", table::DEVICE_NODES), true)?;
+    }
+    let doing = "mounting /sys/devices/system/cpu";
+    if Path::new(table::PROCESSORS).exists() {
+        let cpu = mounts::detached(CWD, table::PROCESSORS).doing(doing)?;
+        set_mount_attributes(cpu.as_fd(), mounts::STILL, None).doing(doing)?;
+        room::attach(&cpu, table::PROCESSORS_COPY, false)?;
+    }
+    Ok(())
+}
+
+/// Connections to the world outside come back with the address they had, to be told that they
+/// are over; the moat gives the box its addresses only after it is there.
+fn connections_of_the_past() -> Result<(), Failure> {
+    for file in ["ipv4/ip_nonlocal_bind", "ipv6/ip_nonlocal_bind"] {
+        let path = Path::new("/proc/sys/net").join(file);
+        if path.exists() {
+            fs::write(&path, "1").doing("letting old connections have their address")?;
+        }
+    }
+    Ok(())
+}
+
+fn run(
+    job: &protocol::Restore,
+    place: &Place<'_>,
+    words: &[OsString],
+) -> Result<(Started, Cloned), Failure> {
+    // Both ends, so that it does not end when the script closes its own.
+    let question = open(
+        QUESTION,
+        OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .doing("listening to CRIU")?;
+    let mut criu = Run::start(&job.criu, words)?;
+    let mut found = None;
+    loop {
+        match criu.wait(place.reply.as_fd(), Some(question.as_fd()))? {
+            Seen::Ready => {
+                let looked = asked(&question).and_then(|pid| look(pid, job, place));
+                match looked {
+                    Ok(whole) => found = Some(whole),
+                    Err(failure) => {
+                        criu.kill();
+                        return Err(failure);
+                    }
+                }
+                let mut answer = fs::OpenOptions::new()
+                    .write(true)
+                    .open(ANSWER)
+                    .doing("answering CRIU")?;
+                answer.write_all(b"go\n").doing("answering CRIU")?;
+            }
+            Seen::Ended(status) => {
+                room::remember(&job.criu);
+                return match found.take() {
+                    Some(found) if status.success() => Ok(found),
+                    _ => {
+                        let why = words::reason(&room::log());
+                        Err(io::Error::other(why)).doing(format_args!("CRIU ended with {status}"))
+                    }
+                };
+            }
+            Seen::GiveUp => {
+                criu.kill();
+                return Err(io::Error::from(io::ErrorKind::TimedOut))
+                    .doing("bringing the box back");
+            }
+        }
+    }
+}
+
+fn asked(question: &OwnedFd) -> Result<i32, Failure> {
+    let mut text = [0_u8; 32];
+    let length = rustix::io::read(question, &mut text).doing("listening to CRIU")?;
+    std::str::from_utf8(&text[..length])
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+        .doing("listening to CRIU")
+}
+
+/// Everything of the box is there and nothing of it has run.
+fn look(
+    pid: i32,
+    job: &protocol::Restore,
+    place: &Place<'_>,
+) -> Result<(Started, Cloned), Failure> {
+    let pidfd = Pid::from_raw(pid)
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from))
+        .doing("watching the box")?;
+    let expected = Expected {
+        first_id: job.start.first_id,
+        cgroups: place.cgroups,
+        filters: place.filters.count(),
+    };
+    let processes = verify::confined(pid, &expected).map_err(|why| Failure {
+        doing: format!("the box that came back is not confined: {why}"),
+        source: io::ErrorKind::PermissionDenied.into(),
+    })?;
+    repair::end(&processes)?;
+    name(pid, &job.start.hostname)?;
+    let start_ticks = proc::start_ticks(pid).doing("reading the start of the box")?;
+    let started = Started {
+        pid,
+        start_ticks,
+        cgroups: place.cgroups.clone(),
+    };
+    Ok((started, Cloned { pid, pidfd }))
+}
+
+/// The host name is set from outside: nobody in a box may do it.
+fn name(pid: i32, hostname: &str) -> Result<(), Failure> {
+    let namespace =
+        fs::File::open(format!("/proc/{pid}/ns/uts")).doing("opening the host name of the box")?;
+    move_into_link_name_space(
+        namespace.as_fd(),
+        Some(LinkNameSpaceType::HostNameAndNISDomainName),
+    )
+    .doing("entering the host name of the box")?;
+    rustix::system::sethostname(hostname.as_bytes()).doing("setting the host name")
+}
+
+/// Kills whatever there is in the cgroups beside this process.
+fn clear(cgroups: &Cgroups) {
+    let until = Instant::now() + END_DEADLINE;
+    loop {
+        let others: Vec<i32> = cgroups
+            .processes()
+            .into_iter()
+            .filter(|pid| *pid != own_pid())
+            .collect();
+        if others.is_empty() || Instant::now() >= until {
+            return;
+        }
+        for pid in others {
+            if let Some(pid) = Pid::from_raw(pid)
+                && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+            {
+                let _gone = pidfd_send_signal(&pidfd, Signal::KILL);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Puts one file over another in this mount namespace.
+pub fn cover(with: &str, what: &Path) -> Result<(), Failure> {
+    mount_bind(with, what).doing(format_args!("covering {}", what.display()))
+}

@@ -1,0 +1,97 @@
+//! Writing a frozen box to disk.
+
+use super::{
+    mounts, protocol, repair,
+    room::{self, Run, Seen},
+    table, words,
+};
+use crate::failure::{Doing, Failure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::fd::{AsFd as _, OwnedFd},
+    os::unix::process::ExitStatusExt as _,
+    time::Duration,
+};
+
+const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
+/// Files that are deleted but open go into the image up to this size.
+const MOST_DELETED: &str = "256M";
+
+/// Why there is no image.
+pub enum NotSaved {
+    /// The box holds something that can not be written.
+    Refused(String),
+    Failed(Failure),
+}
+
+impl From<Failure> for NotSaved {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// The box is there and frozen when this returns, whatever came of it.
+pub fn save(job: &protocol::Save, reply: &OwnedFd) -> Result<(), NotSaved> {
+    let outcome = write(job, reply);
+    if outcome.is_err() {
+        // CRIU does this itself, unless somebody killed it.
+        repair::end(&job.cgroups.processes())?;
+    }
+    // It puts the box to sleep again just before it lets go, but does not wait for it.
+    job.cgroups.freeze(FREEZE_DEADLINE)?;
+    outcome
+}
+
+fn write(job: &protocol::Save, reply: &OwnedFd) -> Result<(), NotSaved> {
+    let image = mounts::detached(rustix::fs::CWD, &job.image).doing("opening the image")?;
+    let network = fs::File::open(format!("/proc/{}/ns/net", job.pid))
+        .doing("opening the network namespace of the box")?;
+    room::enter(&job.criu)?;
+    room::attach(&image, room::IMAGE, false)?;
+    // From inside, the network of the box is the host's business and no part of the image.
+    move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
+        .doing("entering the network namespace of the box")?;
+    let mut run = Run::start(&job.criu, &words_for(job)?)?;
+    let status = match run.wait(reply.as_fd(), None)? {
+        Seen::Ended(status) => status,
+        Seen::Ready | Seen::GiveUp => {
+            run.kill();
+            return Err(NotSaved::Failed(Failure {
+                doing: "writing the box to disk".to_owned(),
+                source: io::ErrorKind::TimedOut.into(),
+            }));
+        }
+    };
+    room::remember(&job.criu);
+    if status.success() {
+        return Ok(());
+    }
+    if let Some(signal) = status.signal() {
+        return Err(NotSaved::Failed(Failure {
+            doing: format!("writing the box to disk: CRIU was ended by signal {signal}"),
+            source: io::ErrorKind::Interrupted.into(),
+        }));
+    }
+    Err(NotSaved::Refused(words::obstacle(&room::log())))
+}
+
+fn words_for(job: &protocol::Save) -> Result<Vec<OsString>, Failure> {
+    let (_, freezer) = job
+        .cgroups
+        .freezer()
+        .ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+        .doing("finding the freezer of the box")?;
+    let mut words: Vec<OsString> = ["dump", "--leave-running", "--ghost-limit", MOST_DELETED]
+        .map(OsString::from)
+        .to_vec();
+    words.extend(["--tree".into(), job.pid.to_string().into()]);
+    words.extend(["--freeze-cgroup".into(), freezer.into()]);
+    for external in table::externals() {
+        // A place is its own name.
+        let point = external.point;
+        words.extend(["--external".into(), format!("mnt[{point}]:{point}").into()]);
+    }
+    Ok(words)
+}

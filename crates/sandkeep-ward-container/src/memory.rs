@@ -1,0 +1,232 @@
+//! Writing the memory of boxes to disk.
+
+use crate::{
+    criu::{self, Criu},
+    launcher::protocol::{self, Restore, Save, Start},
+    live::Live,
+    start::AGENT,
+    ward::{FREEZE_DEADLINE, Inner},
+};
+use sandkeep_host::{
+    failure::Doing as _,
+    files::{Stamp, sync_dir},
+    work::blocking,
+};
+use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_ward::Engine;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::HashSet,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// In an image: what CRIU wrote, and what we must know beside it.
+const WRITTEN: &str = "criu";
+const NOTE: &str = "box.json";
+/// The descriptor on which every agent listens.
+const LISTENER: i32 = 3;
+/// Bump it with the mounts, namespaces and descriptors of boxes.
+const FORMAT: u32 = 1;
+const HANG_UP: Duration = Duration::from_secs(5);
+
+/// What must be known to read an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Note {
+    /// The inode of the agent's socket.
+    listener: u64,
+}
+
+/// An image that can be read.
+#[derive(Debug)]
+pub struct Image {
+    path: PathBuf,
+    note: Note,
+    criu: protocol::Criu,
+}
+
+impl Image {
+    pub fn agent(&self) -> PathBuf {
+        self.path.join(AGENT)
+    }
+
+    pub fn job(self, start: Start) -> Restore {
+        Restore {
+            start,
+            criu: self.criu,
+            image: self.path.join(WRITTEN),
+            listener: self.note.listener,
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) async fn engine(&self) -> Result<Engine> {
+        let criu = self.criu().await?;
+        Ok(Engine {
+            name: "criu".to_owned(),
+            build: format!("{} boxes-{FORMAT} {}", criu.version, std::env::consts::ARCH),
+        })
+    }
+
+    async fn criu(&self) -> Result<Criu> {
+        let program = criu::find(self.criu.as_deref())
+            .ok_or_else(|| criu::missing("CRIU is not installed"))?;
+        let stamp = Stamp::of(&program)?;
+        let mut known = self.engine.lock().await;
+        if let Some((seen, criu)) = known.as_ref()
+            && *seen == stamp
+        {
+            return Ok(criu.clone());
+        }
+        let criu = criu::look(&program).await?;
+        *known = Some((stamp, criu.clone()));
+        Ok(criu)
+    }
+
+    /// What CRIU found out about the kernel is for this boot and this build alone.
+    fn call(&self, criu: &Criu) -> protocol::Criu {
+        let boot = sandkeep_host::proc::boot_id();
+        let name = format!("criu-{}-{boot}.known", criu.version);
+        protocol::Criu {
+            program: criu.program.clone(),
+            known: self.state_dir.join(name),
+        }
+    }
+
+    pub(crate) async fn open_image(&self, path: &Path) -> Result<Image> {
+        let criu = self.criu().await?;
+        let text = fs::read(path.join(NOTE)).doing("reading the image")?;
+        let note = serde_json::from_slice(&text)
+            .map_err(|error| Error::internal(format!("the image is not ours: {error}")))?;
+        Ok(Image {
+            path: path.to_owned(),
+            note,
+            criu: self.call(&criu),
+        })
+    }
+
+    pub(crate) async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
+        let live = self.must_hold(id)?;
+        let criu = self.criu().await?;
+        let written = image.join(WRITTEN);
+        let directory = {
+            let (live, image) = (Arc::clone(&live), image.to_owned());
+            let box_dir = self.box_dir(id);
+            let keeps_connections = criu.keeps_connections();
+            blocking(move || prepare(&live, &box_dir, &image, keeps_connections)).await?
+        };
+        let job = Save {
+            pid: live.record.pid,
+            cgroups: live.record.cgroups.clone(),
+            criu: self.call(&criu),
+            image: written,
+        };
+        self.launcher.save(job, &directory).await?;
+        let image = image.to_owned();
+        blocking(move || sync_dir(&image)).await
+    }
+}
+
+/// Everything of an image that is not CRIU's.
+fn prepare(
+    live: &Live,
+    box_dir: &Path,
+    image: &Path,
+    keeps_connections: bool,
+) -> Result<std::os::fd::OwnedFd> {
+    if !live.runs() {
+        return Err(Error::conflict(format!("box {} has ended", live.id)));
+    }
+    if !live.record.cgroups.is_frozen()? {
+        return Err(
+            Error::conflict(format!("box {} is not frozen", live.id)).hint("freeze it first")
+        );
+    }
+    hang_up(live)?;
+    if !keeps_connections && connections(live.record.pid)? > 0 {
+        return Err(criu::missing(
+            "the box has TCP connections open, which this CRIU can not bring back",
+        ));
+    }
+    let note = Note {
+        listener: listener(live.record.pid).doing("finding the socket of the agent")?,
+    };
+    let text = serde_json::to_vec(&note).map_err(|error| Error::internal(error.to_string()))?;
+    fs::write(image.join(NOTE), text).doing("writing the image")?;
+    fs::create_dir(image.join(WRITTEN)).doing("writing the image")?;
+    // A box maps the file of its agent: without it the image would be worth nothing once
+    // there is a newer one.
+    fs::copy(box_dir.join(AGENT), image.join(AGENT)).doing("writing the image")?;
+    sandkeep_host::files::open_dir(box_dir)
+}
+
+/// Lets the agent put down connections of ours that are over. It may have been frozen before it
+/// saw their end; they are no part of the box and can not be written.
+fn hang_up(live: &Live) -> Result<()> {
+    let until = Instant::now() + HANG_UP;
+    let open = || ours(live.record.pid).doing("looking at the connections of the agent");
+    if !open()? {
+        return Ok(());
+    }
+    live.record.cgroups.thaw();
+    let mut still = true;
+    while still && Instant::now() < until {
+        thread::sleep(Duration::from_millis(2));
+        still = open()?;
+    }
+    live.record.cgroups.freeze(FREEZE_DEADLINE)?;
+    if still {
+        return Err(criu::missing(
+            "a connection to the agent of the box is open",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a process has the other end of a connection that was made here: such sockets are of
+/// our network namespace.
+fn ours(pid: i32) -> io::Result<bool> {
+    let known: HashSet<String> = fs::read_to_string("/proc/self/net/unix")?
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_ascii_whitespace().nth(6))
+        .map(|inode| format!("socket:[{inode}]"))
+        .collect();
+    Ok(fs::read_dir(format!("/proc/{pid}/fd"))?
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .any(|link| link.to_str().is_some_and(|link| known.contains(link))))
+}
+
+/// The inode of the socket on which the agent listens.
+fn listener(pid: i32) -> io::Result<u64> {
+    let link = fs::read_link(format!("/proc/{pid}/fd/{LISTENER}"))?;
+    link.to_str()
+        .and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']'))
+        .and_then(|number| number.parse().ok())
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// TCP sockets in the network namespace of the box that are neither listening nor over.
+fn connections(pid: i32) -> Result<usize> {
+    const LISTENING: &str = "0A";
+    const OVER: [&str; 2] = ["06", "07"];
+    let mut count = 0;
+    for file in ["tcp", "tcp6"] {
+        let text = match fs::read_to_string(format!("/proc/{pid}/net/{file}")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            other => other.doing("looking at the connections of the box")?,
+        };
+        count += text
+            .lines()
+            .skip(1)
+            .filter_map(|line| line.split_ascii_whitespace().nth(3))
+            .filter(|state| *state != LISTENING && !OVER.contains(state))
+            .count();
+    }
+    Ok(count)
+}
