@@ -1,8 +1,9 @@
 //! Who dies first when the box runs out of memory: its processes, not PID 1.
 
+use std::ffi::{CStr, CString};
 use std::io;
 
-const PATH: &std::ffi::CStr = c"/proc/self/oom_score_adj";
+const PATH: &CStr = c"/proc/self/oom_score_adj";
 /// Added to the agent's own score when it cannot be lowered below the default.
 const DISTANCE: i32 = 100;
 
@@ -16,7 +17,7 @@ pub(crate) struct ChildScore {
 /// Makes the agent as safe as the kernel allows, and says what children get.
 pub(crate) fn protect() -> ChildScore {
     // Lowering needs a capability the box may not have.
-    let _ = write(b"-1000");
+    let _ = write(PATH, b"-1000");
     let own = std::fs::read_to_string("/proc/self/oom_score_adj")
         .ok()
         .and_then(|text| text.trim().parse().ok())
@@ -43,14 +44,23 @@ impl ChildScore {
     /// Takes the score. Safe between fork and exec. Raising is always allowed; where there is no
     /// /proc the child keeps the agent's score.
     pub(crate) fn apply(self) {
-        let _ = write(&self.text[..self.length]);
+        let _ = write(PATH, &self.text[..self.length]);
+    }
+
+    /// Gives the score to a child that has started its program. An agent that came back from
+    /// the disk belongs to the host alone, and so do its children until then: they can not
+    /// take it themselves.
+    pub(crate) fn give_to(self, pid: i32) {
+        if let Ok(path) = CString::new(format!("/proc/{pid}/oom_score_adj")) {
+            let _ = write(&path, &self.text[..self.length]);
+        }
     }
 }
 
 /// Only system calls, because [`ChildScore::apply`] runs after fork.
-fn write(text: &[u8]) -> io::Result<()> {
+fn write(path: &CStr, text: &[u8]) -> io::Result<()> {
     use rustix::fs::{Mode, OFlags, open};
-    let file = open(PATH, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let file = open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::io::write(&file, text)?;
     Ok(())
 }

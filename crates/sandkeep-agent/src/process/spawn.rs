@@ -78,6 +78,7 @@ pub(crate) fn spawn(reaper: &Reaper, launch: &Launch<'_>) -> io::Result<Spawned>
     let ends = connect_stdio(&mut command, launch)?;
     prepare_child(&mut command, launch)?;
     let (child, pid, exit) = reaper.spawn(&mut command)?;
+    launch.score.give_to(pid.as_raw_nonzero().get());
     // The reaper waits for it, and our ends of its pipes are already ours.
     drop(child);
     Ok(Spawned { pid, exit, ends })

@@ -34,12 +34,14 @@ pub fn bench() -> Option<ContainerBench> {
 
 impl ContainerBench {
     pub fn container_ward(&self) -> Arc<ContainerWard> {
-        ContainerWard::new(ContainerWardConfig::new(
-            self.state_dir(),
-            self.lab.agent(),
-            PathBuf::from(LAUNCHER),
-        ))
-        .expect("the ward is made")
+        self.ward_with(None)
+    }
+
+    /// A ward that runs another CRIU than the one of this host.
+    pub fn ward_with(&self, criu: Option<PathBuf>) -> Arc<ContainerWard> {
+        let config =
+            ContainerWardConfig::new(self.state_dir(), self.lab.agent(), PathBuf::from(LAUNCHER));
+        ContainerWard::new(ContainerWardConfig { criu, ..config }).expect("the ward is made")
     }
 
     /// The root that was made last.
@@ -125,11 +127,15 @@ impl Drop for ContainerBench {
 
 /// A small box with a root of its own.
 pub fn spec(bench: &ContainerBench) -> sandkeep_ward::BoxSpec {
+    spec_on(bench.root())
+}
+
+pub fn spec_on(root: PathBuf) -> sandkeep_ward::BoxSpec {
     let id = sandkeep_model::SandboxId::random();
     sandkeep_ward::BoxSpec {
         hostname: id.to_string(),
         id,
-        root: bench.root(),
+        root,
         limits: sandkeep_model::Limits {
             memory_mib: 128,
             pids: 64,

@@ -95,7 +95,11 @@ attack!(a_fork_bomb_does_not_reach_the_neighbour, target, {
 attack!(nobody_hides_from_the_killer, target, {
     assert_eq!(target.works("cat /proc/1/oom_score_adj").await, "0\n");
     let own: i32 = target
-        .works("cat /proc/self/oom_score_adj")
+        // In a box that was on disk the agent gives it a moment after the start.
+        .works(
+            "for n in $(seq 500); do [ $(cat /proc/self/oom_score_adj) = 0 ] || break; \
+             sleep 0.01; done; cat /proc/self/oom_score_adj",
+        )
         .await
         .trim()
         .parse()

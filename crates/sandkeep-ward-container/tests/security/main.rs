@@ -10,7 +10,7 @@ mod kernel;
 mod network;
 mod processes;
 
-use sandkeep_ward::conformance::{Bench as _, Output, Stage};
+use sandkeep_ward::conformance::{Bench as _, MemoryBench as _, Output, Stage};
 
 /// A box to attack. The bench is behind the stage, so that the ward goes first.
 struct Target {
@@ -26,6 +26,20 @@ impl Target {
             stage: Stage::new(&bench).await,
             bench,
         })
+    }
+
+    /// A box that was written to disk and came back.
+    async fn restored() -> Option<Self> {
+        let Self { stage, bench } = Self::new().await?;
+        let Stage { ward, live } = stage;
+        ward.freeze(&live.id).await.expect("it is frozen");
+        let image = bench.directory();
+        ward.save(&live.id, &image).await.expect("it is written");
+        ward.destroy(&live.id).await.expect("it is destroyed");
+        let spec = common::spec_on(bench.last_root());
+        let live = ward.restore(spec, &image).await.expect("it comes back");
+        let stage = Stage { ward, live };
+        Some(Self { stage, bench })
     }
 
     async fn run(&self, command: &str) -> Output {
@@ -98,16 +112,31 @@ def call(number, *arguments):
     return errno.errorcode[ctypes.get_errno()]
 ";
 
-/// Makes a test with a box in it; the box must end without a trace.
+/// Makes two tests, one with a fresh box in it and one with a box that was on disk; the box
+/// must end without a trace.
 macro_rules! attack {
     ($name:ident, $target:ident, $body:block) => {
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $name() {
-            let Some($target) = crate::Target::new().await else {
-                return;
-            };
-            $body
-            $target.end().await;
+        mod $name {
+            #[allow(unused_imports, reason = "not every attack needs what its file imports")]
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn in_a_fresh_box() {
+                let Some($target) = crate::Target::new().await else {
+                    return;
+                };
+                $body
+                $target.end().await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn after_a_restore() {
+                let Some($target) = crate::Target::restored().await else {
+                    return;
+                };
+                $body
+                $target.end().await;
+            }
         }
     };
 }
