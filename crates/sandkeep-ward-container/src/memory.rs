@@ -18,14 +18,14 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
     fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-/// In an image: what CRIU wrote, and what we must know beside it.
-const WRITTEN: &str = "criu";
+/// In an image, beside the files of CRIU (`*.img`): what we must know.
 const NOTE: &str = "box.json";
 /// The descriptor on which every agent listens.
 const LISTENER: i32 = 3;
@@ -57,7 +57,7 @@ impl Image {
         Restore {
             start,
             criu: self.criu,
-            image: self.path.join(WRITTEN),
+            image: self.path,
             listener: self.note.listener,
         }
     }
@@ -112,7 +112,6 @@ impl Inner {
     pub(crate) async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
         let live = self.must_hold(id)?;
         let criu = self.criu().await?;
-        let written = image.join(WRITTEN);
         let directory = {
             let (live, image) = (Arc::clone(&live), image.to_owned());
             let box_dir = self.box_dir(id);
@@ -123,7 +122,7 @@ impl Inner {
             pid: live.record.pid,
             cgroups: live.record.cgroups.clone(),
             criu: self.call(&criu),
-            image: written,
+            image: image.to_owned(),
         };
         self.launcher.save(job, &directory).await?;
         let image = image.to_owned();
@@ -152,12 +151,14 @@ fn prepare(
             "the box has TCP connections open, which this CRIU can not bring back",
         ));
     }
+    // Processes read it themselves when they come back, some as root of the host and some as
+    // root of the box. Nobody else gets here: the way to it is closed.
+    fs::set_permissions(image, fs::Permissions::from_mode(0o755)).doing("writing the image")?;
     let note = Note {
         listener: listener(live.record.pid).doing("finding the socket of the agent")?,
     };
     let text = serde_json::to_vec(&note).map_err(|error| Error::internal(error.to_string()))?;
     fs::write(image.join(NOTE), text).doing("writing the image")?;
-    fs::create_dir(image.join(WRITTEN)).doing("writing the image")?;
     // A box maps the file of its agent: without it the image would be worth nothing once
     // there is a newer one.
     fs::copy(box_dir.join(AGENT), image.join(AGENT)).doing("writing the image")?;

@@ -1,6 +1,6 @@
 //! Waking a box.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use sandkeep_model::{
     Error, EventKind, Expiry, Pause, PauseMode, Point, PointKind, Result, Sandbox, State, Timestamp,
@@ -93,9 +93,11 @@ impl Core {
             Some(id) => Some(self.point(id).await?),
             None => None,
         };
-        if let Some(point) = &point {
-            self.usable(point, entry.ward.as_ref()).await?;
-        }
+        // Compared with its hashes once: it never changes.
+        let memory = match &point {
+            Some(point) => self.usable(point, entry.ward.as_ref()).await?.memory,
+            None => None,
+        };
         let was_touched = pause.touched;
         let mut time = entry.with(|sandbox| sandbox.time.clone());
         // From here on it may write to its disk.
@@ -122,7 +124,7 @@ impl Core {
             entry.activity.cut().await;
         }
         let up = self
-            .bring_back(entry, &pause, point.as_ref(), was_touched)
+            .bring_back(entry, &pause, point.as_ref(), memory, was_touched)
             .await;
         let written = match up {
             Ok(live) => self.woken(entry, live.as_ref(), awake).await,
@@ -149,6 +151,7 @@ impl Core {
         entry: &Arc<Entry>,
         pause: &Pause,
         point: Option<&Point>,
+        memory: Option<PathBuf>,
         was_touched: bool,
     ) -> Result<Option<LiveBox>> {
         let sandbox = entry.sandbox();
@@ -175,12 +178,7 @@ impl Core {
         let Ok(_slot) = self.starts.acquire().await else {
             return Err(Error::internal("the keeper is closed"));
         };
-        let image = match point {
-            Some(point) if pause.mode == PauseMode::Disk => {
-                self.usable(point, entry.ward.as_ref()).await?.memory
-            }
-            _ => None,
-        };
+        let image = memory.filter(|_| pause.mode == PauseMode::Disk);
         let request = agent::identity_of(&sandbox).same_machine();
         let (live, _agent) = self
             .start_on(entry, &sandbox, disk, image.as_deref(), &request)

@@ -84,6 +84,7 @@ fn prepare(
     let root = mounts::prepare_root(&start.root, namespace.as_fd())?;
     let agent = mounts::prepare_agent(place.directory, namespace.as_fd())?;
     let image = mounts::detached(CWD, &job.image).doing("opening the image")?;
+    set_mount_attributes(image.as_fd(), mounts::STILL, None).doing("opening the image")?;
     room::enter(&job.criu)?;
     room::attach(&root, table::ROOT, false)?;
     room::attach(&agent, table::AGENT_FILE, true)?;

@@ -4,6 +4,7 @@ use super::HostLimits;
 use crate::LiveBox;
 use std::{
     env, fs,
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     process::Command,
     sync::Mutex,
@@ -105,10 +106,13 @@ impl Drop for Lab {
     }
 }
 
-/// An empty directory below `parent` that nobody else has.
+/// An empty directory below `parent` that nobody else has and nobody else may enter.
 pub fn fresh_directory(parent: &Path) -> PathBuf {
     let path = parent.join(format!("image-{}", sandkeep_model::random_token(10)));
-    fs::create_dir(&path).expect("a directory");
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&path)
+        .expect("a directory");
     path
 }
 
