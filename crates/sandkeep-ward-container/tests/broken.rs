@@ -185,10 +185,7 @@ async fn a_tampered_image_without_seccomp_never_runs() {
     };
     let (image, root) = image(&bench).await;
     let mut changed = 0;
-    for entry in fs::read_dir(&image)
-        .expect("an image")
-        .flatten()
-    {
+    for entry in fs::read_dir(&image).expect("an image").flatten() {
         if !entry.file_name().to_string_lossy().starts_with("core-") {
             continue;
         }
