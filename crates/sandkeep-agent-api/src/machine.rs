@@ -10,8 +10,6 @@ use serde::{Deserialize, Serialize};
 pub const PORT: &str = "/dev/vport0p1";
 /// The disk of the box.
 pub const DISK: &str = "/dev/vda";
-/// The driver that is left for the first order: it asks for the size of the disk once.
-pub const DISK_DRIVER: &str = "virtio_blk";
 /// Drivers in the initial file system; what a kernel has built in is not there.
 pub const DRIVERS: [&str; 8] = [
     "virtio",
@@ -21,7 +19,7 @@ pub const DRIVERS: [&str; 8] = [
     "failover",
     "net_failover",
     "virtio_net",
-    DISK_DRIVER,
+    "virtio_blk",
 ];
 /// Where they are.
 pub const DRIVERS_DIR: &str = "/drivers";

@@ -19,7 +19,7 @@ use rustix::process::{chdir, chroot};
 use rustix::time::{ClockId, Timespec, clock_settime};
 use sandkeep_agent_api::host::LogLevel;
 use sandkeep_agent_api::machine::{
-    DISK, DISK_DRIVER, DRIVERS, DRIVERS_DIR, GROUP, MOST_ORDER, Order, PORT, READY,
+    DISK, DRIVERS, DRIVERS_DIR, GROUP, MOST_ORDER, Order, PORT, READY,
 };
 use sandkeep_netlink as cable;
 
@@ -33,8 +33,8 @@ const DEVICE_LOOKS: u32 = 500;
 const DEVICE_PAUSE: Duration = Duration::from_millis(2);
 /// A machine whose timer does not tick never comes back from it, and is thrown away.
 const PROOF: Duration = Duration::from_millis(100);
-/// Of ext4: grow to this many blocks (`_IOW('f', 16, __u64)`).
-const RESIZE: libc::Ioctl = 0x4008_6610;
+/// Forget what was read of a disk.
+const FORGET: libc::Ioctl = 0x1261;
 /// Credits the bytes as entropy, and draws the kernel's key anew from them.
 const ADD_ENTROPY: libc::Ioctl = 0x4008_5203;
 const RESEED: libc::Ioctl = 0x5207;
@@ -48,6 +48,7 @@ pub(crate) fn boot() -> io::Result<(Port, Order)> {
     first_mounts()?;
     load_all()?;
     network()?;
+    found(DISK)?;
     let mut port = File::options().read(true).write(true).open(found(PORT)?)?;
     std::thread::sleep(PROOF);
     writeln!(port, "{READY} {}", timer_ticks())?;
@@ -148,10 +149,7 @@ fn mounted(kind: &str, place: &str, flags: MountFlags, data: Option<&str>) -> io
 
 /// Drivers need each other, and which needs which is not the same in every kernel.
 fn load_all() -> io::Result<()> {
-    let mut left: Vec<&str> = DRIVERS
-        .into_iter()
-        .filter(|name| *name != DISK_DRIVER)
-        .collect();
+    let mut left = DRIVERS.to_vec();
     while !left.is_empty() {
         let (before, mut refused) = (left.len(), Ok(()));
         left.retain(|name| {
@@ -244,13 +242,23 @@ fn next_order(port: &mut File) -> io::Result<Order> {
     }
 }
 
+/// The machine was booted with another disk in this place.
+fn forget_disk() -> io::Result<()> {
+    let disk = File::open(DISK)?;
+    // SAFETY: the call takes no argument.
+    let forgotten = unsafe { libc::ioctl(disk.as_raw_fd(), FORGET, 0) };
+    if forgotten == 0 {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error())
+}
+
 /// Mounts the disk of the box, takes it for the root, and makes what a Linux system expects.
 fn enter_box() -> io::Result<()> {
-    load(DISK_DRIVER)?;
     fs::create_dir_all(BOX)?;
-    mount(found(DISK)?, BOX, "ext4", MountFlags::empty(), None)
+    forget_disk()?;
+    mount(DISK, BOX, "ext4", MountFlags::empty(), None)
         .map_err(|error| io::Error::other(format!("mounting the disk: {error}")))?;
-    grow()?;
     for place in ["dev", "proc", "sys", "run", "tmp"] {
         fs::create_dir_all(Path::new(BOX).join(place))?;
     }
@@ -299,24 +307,4 @@ fn join_group() -> io::Result<()> {
     )?;
     fs::create_dir(GROUP)?;
     fs::write(format!("{GROUP}/cgroup.procs"), "1")
-}
-
-/// The disk may be larger than the file system that was made for the template.
-fn grow() -> io::Result<()> {
-    let sectors: u64 = fs::read_to_string("/sys/class/block/vda/size")?
-        .trim()
-        .parse()
-        .map_err(io::Error::other)?;
-    let found = rustix::fs::statvfs(BOX)?;
-    let blocks = sectors * 512 / found.f_bsize.max(512);
-    let root = File::open(BOX)?;
-    // SAFETY: the kernel reads one number, which lives until the call returns.
-    let grown = unsafe { libc::ioctl(root.as_raw_fd(), RESIZE, &raw const blocks) };
-    if grown == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    Err(io::Error::other(format!(
-        "growing the disk to {blocks} blocks: {error}"
-    )))
 }

@@ -2,7 +2,7 @@
 //!
 //! It is made once for each template; copies share its blocks. A copy is as large as what the
 //! template holds and the box may write beyond that: the box sees its limit as the size of its
-//! disk, and the machine grows the file system to it when it begins.
+//! disk.
 
 use rustix::fs::OFlags;
 use sandkeep_host::failure::Doing as _;
@@ -15,7 +15,7 @@ use std::{
         unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     },
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
 };
 
 /// In the root of a box.
@@ -36,22 +36,13 @@ pub fn make(tree: &Path, into: &Path) -> Result<()> {
     let used = bytes_in(tree)?;
     let size = (used + used / 4 + SLACK).next_multiple_of(MIB);
     let path = into.join(DISK_FILE);
-    let output = Command::new("mkfs.ext4")
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
-        .args(["-q", "-F", "-b", "4096", "-m", "0", "-J", "size=16"])
+    let mut make = Command::new("mkfs.ext4");
+    make.args(["-q", "-F", "-b", "4096", "-m", "0", "-J", "size=16"])
         .args(["-E", "lazy_itable_init=1,lazy_journal_init=1", "-d"])
         .arg(tree)
         .arg(&path)
-        .arg(format!("{}k", size / 1024))
-        .output()
-        .doing("running mkfs.ext4")?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said: String = said.trim().chars().take(500).collect();
-        return Err(Error::internal(format!(
-            "making the disk of the template: {said}"
-        )));
-    }
+        .arg(format!("{}k", size / 1024));
+    run(&mut make)?;
     let note = Note {
         template_bytes: size,
     };
@@ -93,10 +84,29 @@ pub fn size(root: &Path, limits: &Limits) -> Result<()> {
     let file = File::from(disk);
     let wanted = note.template_bytes.saturating_add(limits.disk_bytes());
     let there = file.metadata().doing("looking at the disk")?.len();
-    if wanted > there {
-        file.set_len(wanted).doing("growing the disk")?;
+    if wanted <= there {
+        return Ok(());
     }
-    Ok(())
+    file.set_len(wanted).doing("growing the disk")?;
+    // Forced, because it would like to look at the whole of it first: nobody has used it yet.
+    run(Command::new("resize2fs")
+        .arg("-f")
+        .arg(root.join(DISK_FILE)))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let name = command.get_program().display().to_string();
+    let output = command
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .stdin(Stdio::null())
+        .output()
+        .doing(format_args!("running {name}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said: String = said.trim().chars().take(500).collect();
+    Err(Error::internal(format!("{name}: {said}")))
 }
 
 /// To read and write, and to read: QEMU asks for both.

@@ -58,7 +58,7 @@ impl Memory {
 #[derive(Debug)]
 pub struct Origin {
     pub memory: Memory,
-    pub devices: PathBuf,
+    pub devices: Vec<u8>,
     /// Pages to be put into the memory of this one box.
     pub changed: Option<PathBuf>,
 }
@@ -151,7 +151,7 @@ impl Inner {
         // One at a time: many copies of one image wait for the first two.
         let mut images = self.images.lock().await;
         if let Some((_, memory)) = images.joined.iter().find(|(id, _)| *id == note.id) {
-            return Ok(origin(memory.clone(), image, false));
+            return origin(memory.clone(), image, false);
         }
         let known = images.base(&note.base);
         let base = match known {
@@ -168,7 +168,7 @@ impl Inner {
             if images.seen.len() > 64 {
                 images.seen.pop_front();
             }
-            return Ok(origin(Memory::of(&base), image, true));
+            return origin(Memory::of(&base), image, true);
         }
         let memory = {
             let (base, image) = (Arc::clone(&base), image.to_owned());
@@ -178,7 +178,7 @@ impl Inner {
             images.joined.pop_front();
         }
         images.joined.push_back((note.id, memory.clone()));
-        Ok(origin(memory, image, false))
+        origin(memory, image, false)
     }
 
     /// The memory of a box found again, if this server has what it began with.
@@ -190,12 +190,12 @@ impl Inner {
     }
 }
 
-fn origin(memory: Memory, image: &Path, inject: bool) -> Origin {
-    Origin {
+fn origin(memory: Memory, image: &Path, inject: bool) -> Result<Origin> {
+    Ok(Origin {
         memory,
-        devices: image.join(DEVICES),
+        devices: fs::read(devices(image)).doing("reading the devices of the image")?,
         changed: inject.then(|| image.join(CHANGED)),
-    }
+    })
 }
 
 fn read_note(image: &Path) -> Result<Note> {

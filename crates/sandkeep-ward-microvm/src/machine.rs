@@ -9,7 +9,7 @@ use crate::{
     launch::{Launch, Started},
     memory::Ram,
     network,
-    qemu::{Begin, Qemu, Shape},
+    qemu::{Accel, Begin, Qemu, Shape},
     ward::Inner,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -30,7 +30,7 @@ use std::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::{fs::PermissionsExt as _, net::UnixStream},
     },
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -41,8 +41,11 @@ const DEVICES: &str = "devices";
 const LOCK: &str = "lock";
 /// A machine that was emulated on a busy host took half of this.
 const BOOT: Duration = Duration::from_secs(90);
+/// On the processor itself it takes a second or two.
+const KVM_BOOT: Duration = Duration::from_secs(20);
 /// One whose timer was not found by its kernel hangs; the next one does not.
 const ATTEMPTS: u32 = 4;
+const LARGEST_DISK: u64 = 16 << 40;
 const CGROUP_DEADLINE: Duration = Duration::from_secs(15);
 /// A machine that boots is no box, but is kept from the others like one.
 pub const BUILDING: &str = "machine.";
@@ -61,7 +64,8 @@ pub struct Base {
 #[derive(Debug)]
 pub struct Machine {
     pub base: Arc<Base>,
-    pub devices: PathBuf,
+    /// The state of its devices: some KB, kept because its file may be replaced.
+    pub devices: Vec<u8>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -74,7 +78,28 @@ struct Note {
 impl Inner {
     /// The machine of this shape; booted now if it never was.
     pub(crate) async fn machine(self: &Arc<Self>, shape: Shape) -> Result<Arc<Machine>> {
-        let qemu = self.qemu().await?;
+        match self.machine_of(shape, self.qemu().await?).await {
+            // A host may offer a KVM that can not run a machine; emulated it can be run anywhere.
+            Err(error) if self.accel() == Accel::Kvm => {
+                tracing::warn!(%error, "KVM does not run a machine here: machines are emulated");
+                self.give_up_kvm().await;
+                self.machine_of(shape, self.qemu().await?).await
+            }
+            made => made,
+        }
+    }
+
+    /// Whether KVM really runs a machine is only known when it has: a boot with a deadline,
+    /// written down like every other, so that it is done once.
+    pub(crate) async fn try_kvm(self: &Arc<Self>) {
+        if self.accel() == Accel::Kvm
+            && let Err(error) = self.machine(Shape::smallest()).await
+        {
+            tracing::warn!(%error, "no machine comes up here");
+        }
+    }
+
+    async fn machine_of(self: &Arc<Self>, shape: Shape, qemu: Arc<Qemu>) -> Result<Arc<Machine>> {
         let mut machines = self.machines.lock().await;
         if let Some(machine) = machines.get(&shape) {
             return Ok(Arc::clone(machine));
@@ -131,7 +156,11 @@ impl Inner {
         }
         let began = std::time::Instant::now();
         let mut last = None;
-        for attempt in 1..=ATTEMPTS {
+        let attempts = match qemu.accel {
+            Accel::Kvm => 1,
+            Accel::Tcg => ATTEMPTS,
+        };
+        for attempt in 1..=attempts {
             match self.boot(qemu, shape, dir).await {
                 Ok(()) => {
                     let ms = began.elapsed().as_millis();
@@ -209,7 +238,13 @@ impl Inner {
             drop((kernel, first_files));
             let done = fresh.join("done");
             make_private_dir(&done)?;
-            write_down(started, &cgroups, &ram, shape, &done)?;
+            let wait = match qemu.accel {
+                Accel::Kvm => KVM_BOOT,
+                Accel::Tcg => BOOT,
+            };
+            let ticks = proven(&started.port, wait)?;
+            write_down(started, &cgroups, &ram, &done)?;
+            note(&done, shape, ticks)?;
             publish(&done, &dir)
         })
         .await
@@ -225,11 +260,12 @@ fn readable(copy: &Path, source: &Path) -> Result<File> {
         .map_err(Error::from)
 }
 
-/// A machine that waits has seen no disk yet.
+/// A machine that waits has seen no disk yet but one that is empty and larger than any: how
+/// large a disk is it asks once, and what is on it the file system tells.
 fn blank_disk() -> Result<[OwnedFd; 2]> {
     let made = || {
         let disk = memfd_create("sandkeep-no-disk", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&disk, 1 << 20)?;
+        rustix::fs::ftruncate(&disk, LARGEST_DISK)?;
         let path = format!("/proc/self/fd/{}", disk.as_raw_fd());
         Ok::<_, std::io::Error>([disk, File::open(path)?.into()])
     };
@@ -238,16 +274,14 @@ fn blank_disk() -> Result<[OwnedFd; 2]> {
         .map_err(Error::from)
 }
 
-/// Waits until the machine has proved itself, and writes it down as it waits.
+/// Writes a machine down that has proved itself, as it waits.
 fn write_down(
     started: Started,
     cgroups: &sandkeep_host::cgroup::Cgroups,
     ram: &Ram,
-    shape: Shape,
     done: &Path,
 ) -> Result<()> {
-    let Started { mut qmp, port, .. } = started;
-    let ticks = proven(&port)?;
+    let Started { mut qmp, .. } = started;
     qmp.stop()?;
     let devices = File::create(done.join(DEVICES)).doing("writing the devices of the machine")?;
     qmp.save_devices(devices.as_fd())?;
@@ -257,6 +291,10 @@ fn write_down(
     cgroups.remove(CGROUP_DEADLINE)?;
     ram.seal()?;
     ram.store(&done.join(PAGES))?;
+    Ok(())
+}
+
+fn note(done: &Path, shape: Shape, ticks: String) -> Result<()> {
     let note = Note {
         id: random_token(32),
         shape,
@@ -268,7 +306,7 @@ fn write_down(
 }
 
 /// The first line a machine says, when its timers tick and its agent waits.
-fn proven(port: &UnixStream) -> Result<String> {
+fn proven(port: &UnixStream, wait: Duration) -> Result<String> {
     let no = |why: String| {
         Error::new(
             Code::DeadlineExceeded,
@@ -276,7 +314,7 @@ fn proven(port: &UnixStream) -> Result<String> {
         )
         .hint("the host may be overloaded; try again")
     };
-    port.set_read_timeout(Some(BOOT))
+    port.set_read_timeout(Some(wait))
         .doing("waiting for the machine")?;
     let mut line = String::new();
     BufReader::new(port)
@@ -321,7 +359,7 @@ fn read(dir: &Path) -> Result<Option<Machine>> {
             ram: Arc::new(ram),
             pages,
         }),
-        devices: dir.join(DEVICES),
+        devices: fs::read(dir.join(DEVICES)).doing("reading the devices of the machine")?,
     }))
 }
 

@@ -90,6 +90,13 @@ impl Shape {
         }
     }
 
+    pub const fn smallest() -> Self {
+        Self {
+            class_mib: SMALLEST_MIB,
+            vcpus: 1,
+        }
+    }
+
     pub const fn ram_mib(self) -> u64 {
         self.class_mib + KERNEL_MIB
     }

@@ -12,6 +12,7 @@ use crate::{
     record::{Note, Record},
     ward::Inner,
 };
+use rustix::fs::{MemfdFlags, memfd_create};
 use sandkeep_agent_api::{
     channel::{PORT, TOKEN_LENGTH},
     host::{LimitsRequest, UsageResponse},
@@ -32,11 +33,12 @@ use sandkeep_netlink::{AGENT_PORT, BOX_V4};
 use sandkeep_ward::{BoxSpec, LiveBox};
 use std::{
     fs::File,
-    io,
+    io::{self, Seek as _, Write as _},
     net::SocketAddr,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
     time::Duration,
 };
 use tokio::{
@@ -160,9 +162,16 @@ struct Birth {
 impl Birth {
     fn bear(self, netns: OwnedFd, card: OwnedFd) -> Result<Live> {
         self.prepare()?;
-        if self.fresh {
-            disk::size(&self.spec.root, &self.spec.limits)?;
-        }
+        // Beside the start of QEMU, which does not look at it before the machine runs.
+        let sized = {
+            let (fresh, spec) = (self.fresh, self.spec.clone());
+            thread::spawn(move || {
+                if fresh {
+                    disk::size(&spec.root, &spec.limits)?;
+                }
+                Ok::<_, Error>(())
+            })
+        };
         let Started {
             pid,
             mut qmp,
@@ -188,8 +197,10 @@ impl Birth {
                 mapped.write(run, bytes)
             })?;
         }
-        let devices = File::open(&self.origin.devices).doing("reading the machine")?;
-        qmp.load_devices(devices.as_fd())?;
+        qmp.load_devices(in_memory(&self.origin.devices)?.as_fd())?;
+        sized
+            .join()
+            .map_err(|_| Error::internal("the disk was not sized"))??;
         // It is there when the machine begins to run: the agent's first deed.
         tell(&mut port, &self.order()?)?;
         qmp.go_on()?;
@@ -262,6 +273,18 @@ impl Birth {
             Some(self.slot),
         )?)
     }
+}
+
+/// A file that is nowhere, for QEMU to read.
+fn in_memory(bytes: &[u8]) -> Result<File> {
+    let made = || {
+        let fd = memfd_create("sandkeep-devices", MemfdFlags::CLOEXEC)?;
+        let mut file = File::from(fd);
+        file.write_all(bytes)?;
+        file.rewind()?;
+        Ok::<_, io::Error>(file)
+    };
+    made().doing("reading the machine").map_err(Error::from)
 }
 
 /// A connection on which the agent listens to us.

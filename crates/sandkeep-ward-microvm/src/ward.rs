@@ -28,7 +28,10 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use tokio::{
@@ -69,6 +72,8 @@ pub(crate) struct Inner {
     pub building: Mutex<HashSet<String>>,
     /// Looked at once: a server that runs keeps the QEMU it began with.
     qemu: tokio::sync::Mutex<Option<Arc<Qemu>>>,
+    /// Set when KVM was tried and did not run a machine.
+    without_kvm: AtomicBool,
     pub machines: tokio::sync::Mutex<HashMap<Shape, Arc<Machine>>>,
     pub images: tokio::sync::Mutex<Images>,
     events: mpsc::Sender<WardEvent>,
@@ -120,6 +125,7 @@ impl MicrovmWard {
             starting: Mutex::default(),
             building: Mutex::default(),
             qemu: tokio::sync::Mutex::default(),
+            without_kvm: AtomicBool::new(false),
             machines: tokio::sync::Mutex::default(),
             images: tokio::sync::Mutex::default(),
             events,
@@ -158,6 +164,20 @@ impl Inner {
         self.box_dir(id).join("control")
     }
 
+    /// What runs machines here, as far as it is known.
+    pub fn accel(&self) -> Accel {
+        if self.without_kvm.load(Ordering::Acquire) {
+            Accel::Tcg
+        } else {
+            Accel::offered()
+        }
+    }
+
+    pub async fn give_up_kvm(&self) {
+        self.without_kvm.store(true, Ordering::Release);
+        *self.qemu.lock().await = None;
+    }
+
     /// The QEMU of this host, known to be new enough.
     pub async fn qemu(&self) -> Result<Arc<Qemu>> {
         let mut known = self.qemu.lock().await;
@@ -165,9 +185,9 @@ impl Inner {
             return Ok(Arc::clone(qemu));
         }
         let (program, kernel) = (self.program.clone(), self.kernel.clone());
+        let accel = self.accel();
         let found =
-            blocking(move || Qemu::look(program.as_deref(), kernel.as_deref(), Accel::offered()))
-                .await?;
+            blocking(move || Qemu::look(program.as_deref(), kernel.as_deref(), accel)).await?;
         let qemu = Arc::new(found);
         *known = Some(Arc::clone(&qemu));
         Ok(qemu)
@@ -308,14 +328,15 @@ impl Ward for MicrovmWard {
 
     /// Everything runs; but emulated it is too slow to be picked for anybody who did not ask.
     fn suits_everything(&self) -> bool {
-        Accel::offered() == Accel::Kvm
+        self.inner.accel() == Accel::Kvm
     }
 
     async fn check(&self) -> Vec<Check> {
+        self.inner.try_kvm().await;
         checks::all(
             self.inner.program.as_deref(),
             self.inner.kernel.as_deref(),
-            Accel::offered(),
+            self.inner.accel(),
         )
         .await
     }

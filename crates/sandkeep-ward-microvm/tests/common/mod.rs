@@ -142,6 +142,11 @@ impl Bench for MicrovmBench {
         }
     }
 
+    /// Each of them may be emulated.
+    fn side_by_side(&self) -> usize {
+        5
+    }
+
     fn kill(&self, live: &LiveBox) {
         let record = record(live);
         lab::kill(record.pid, record.start_ticks);

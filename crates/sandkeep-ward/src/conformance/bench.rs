@@ -28,6 +28,11 @@ pub trait Bench: Send + Sync {
         0
     }
 
+    /// How many boxes a small host can run at once.
+    fn side_by_side(&self) -> usize {
+        12
+    }
+
     /// Kills the box behind the ward's back, and waits until it is dead.
     fn kill(&self, live: &LiveBox);
 }

@@ -129,10 +129,9 @@ pub async fn destroying_twice_is_no_error(bench: &dyn Bench) {
 }
 
 pub async fn many_boxes_side_by_side(bench: &dyn Bench) {
-    const COUNT: usize = 12;
     let ward = bench.ward();
     let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..COUNT {
+    for _ in 0..bench.side_by_side() {
         let (ward, spec) = (Arc::clone(&ward), spec(bench, SMALL));
         tasks.spawn(async move {
             let live = ward.start(spec).await.expect("the box starts");
