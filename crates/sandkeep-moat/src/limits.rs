@@ -136,6 +136,13 @@ impl Limiter {
         Ok(permit)
     }
 
+    /// How many bytes of its policy the box has not had yet.
+    pub fn left(&self, limits: &EgressLimits) -> Option<u64> {
+        let total = limits.total_bytes?;
+        Some(total.saturating_sub(self.used.load(Ordering::Relaxed)))
+    }
+
+    /// What reaches the last byte is paid for, and is the last.
     pub fn charge(&self, count: usize, limits: &EgressLimits) -> Charge {
         if let Some(total) = limits.total_bytes {
             let count = u64::try_from(count).unwrap_or(u64::MAX);
@@ -143,7 +150,7 @@ impl Limiter {
                 .used
                 .fetch_add(count, Ordering::Relaxed)
                 .saturating_add(count)
-                > total
+                >= total
             {
                 return Charge::UsedUp;
             }
@@ -195,7 +202,10 @@ mod tests {
         // Two seconds' worth too many, less what was gained since.
         let all = Duration::from_secs(2);
         assert!(wait <= all && wait + begun.elapsed() >= all, "{wait:?}");
-        assert_eq!(limiter.charge(7001, &limits), Charge::UsedUp);
+        assert_eq!(limiter.left(&limits), Some(7000));
+        // The last byte ends it: there is never one too many.
+        assert_eq!(limiter.charge(7000, &limits), Charge::UsedUp);
+        assert_eq!(limiter.left(&limits), Some(0));
     }
 
     #[test]

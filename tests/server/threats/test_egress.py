@@ -443,6 +443,7 @@ def test_a_fork_shares_no_connection(make_walled, world, level):
     wait_for(lambda: world.open_streams == 1 and box.root(["test", "-e", "/tmp/begun"]).ok, "the download runs")
     before = len(world.calls_to(GOOD))
     made = box.server.json("POST", f"{box.path}/fork", {"count": 1})["forks"][0]
+    assert "sandbox" in made, made
     copy = Box.known(box.server, made["sandbox"]["id"])
     try:
         wait_for(lambda: world.open_streams == 0, "the download is cut")

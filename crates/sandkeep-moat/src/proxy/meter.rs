@@ -74,15 +74,21 @@ impl Meter {
         charge
     }
 
-    /// How much to move at once: with a rate, pieces are small enough to keep it even.
+    /// How much to move at once: with a rate, pieces are small enough to keep it even; and never
+    /// more than the box may still have.
     pub fn piece(&self, most: usize) -> usize {
-        match self.state.policy().limits.bytes_per_second {
+        let limits = &self.state.policy().limits;
+        let even = match limits.bytes_per_second {
             None => most,
             Some(rate) => usize::try_from(rate / 8)
                 .unwrap_or(most)
                 .max(1024)
                 .min(most),
-        }
+        };
+        let left = self.state.limiter.left(limits);
+        let left = left.map_or(most, |left| usize::try_from(left).unwrap_or(most));
+        // Nothing would look like the end of the connection.
+        even.min(left.max(1))
     }
 }
 
