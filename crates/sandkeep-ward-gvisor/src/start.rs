@@ -45,6 +45,9 @@ use tokio::{
 const AGENT_DEADLINE: Duration = Duration::from_secs(60);
 // The moat knows the agent's answers by it.
 const _: () = assert!(AGENT_PORT == PORT);
+/// A few restores of boxes that were in the middle of receiving never ended on a busy host (2 of
+/// some 170). The image is not at fault, so it is tried once more. Most take half a second.
+const STUCK_AFTER: Duration = Duration::from_secs(12);
 const AGENT_PAUSE: Duration = Duration::from_millis(5);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(10);
@@ -80,18 +83,33 @@ impl Inner {
     pub(crate) async fn start(&self, spec: BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
         spec.check()?;
         let _starting = Starting::begin(self, &spec.id)?;
-        let made = self.make(&spec, image).await;
+        let made = match image {
+            None => self.make(&spec, None).await,
+            Some(image) => match timeout(STUCK_AFTER, self.make(&spec, Some(image))).await {
+                Ok(made) => made,
+                Err(_) => {
+                    let runs = self.held(&spec.id).is_some();
+                    tracing::warn!(id = %spec.id, runs, "a restore is stuck and is tried again");
+                    self.clear_half_made(&spec.id).await;
+                    self.make(&spec, Some(image)).await
+                }
+            },
+        };
         if made.is_err() {
-            // The half of it that runs, then its files.
-            let left = match self.held(&spec.id) {
-                Some(_) => self.destroy(&spec.id).await,
-                None => self.clear_unheld(&spec.id).await.map(drop),
-            };
-            if let Err(error) = left {
-                tracing::warn!(id = %spec.id, %error, "a box that did not start was not cleared away");
-            }
+            self.clear_half_made(&spec.id).await;
         }
         made
+    }
+
+    /// The half of it that runs, then its files.
+    async fn clear_half_made(&self, id: &SandboxId) {
+        let left = match self.held(id) {
+            Some(_) => self.destroy(id).await,
+            None => self.clear_unheld(id).await.map(drop),
+        };
+        if let Err(error) = left {
+            tracing::warn!(%id, %error, "a box that did not start was not cleared away");
+        }
     }
 
     async fn make(&self, spec: &BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
