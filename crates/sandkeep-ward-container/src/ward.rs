@@ -343,6 +343,11 @@ impl Ward for ContainerWard {
         .await
     }
 
+    async fn push_out(&self, id: &SandboxId) -> Result<u64> {
+        let live = self.inner.must_hold(id)?;
+        blocking(move || live.record.cgroups.push_out().map_err(Error::from)).await
+    }
+
     async fn engine(&self) -> Result<Engine> {
         self.inner.engine().await
     }

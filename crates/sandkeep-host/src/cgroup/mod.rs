@@ -232,6 +232,24 @@ impl Cgroups {
         }
     }
 
+    /// Moves what is in memory to swap, and says how many bytes went. The kernel takes as much
+    /// as it can and says that it could have been more; that is no fault.
+    pub fn push_out(&self) -> Result<u64, Failure> {
+        if !has_swap(&fs::read_to_string("/proc/swaps").unwrap_or_default()) {
+            return Ok(0);
+        }
+        let before = self.usage()?.memory_bytes;
+        let memory = self.with("memory")?;
+        let asked = match memory.version {
+            Version::V1 => files::write_if_there(&memory.dir, "memory.force_empty", 0),
+            Version::V2 => files::write_if_there(&memory.dir, "memory.reclaim", before),
+        };
+        if let Err(failure) = asked {
+            tracing::debug!(%failure, "not everything went to swap");
+        }
+        Ok(before.saturating_sub(self.usage()?.memory_bytes))
+    }
+
     /// A frozen process does not die; whoever is to be killed must be thawed.
     pub fn thaw(&self) {
         for branch in &self.branches {
@@ -308,6 +326,11 @@ impl Cgroups {
     }
 }
 
+/// `/proc/swaps` has a line of titles and one for each place.
+fn has_swap(swaps: &str) -> bool {
+    swaps.lines().count() > 1
+}
+
 /// Looks until everything stands still. A task in the middle of a system call that can not be
 /// interrupted lets us wait.
 fn wait_frozen(
@@ -371,6 +394,14 @@ mod tests {
         assert_eq!(child.remove(Duration::ZERO).unwrap(), 3);
         assert_eq!(child.remove(Duration::ZERO).unwrap(), 0);
         assert!(tree.children().is_empty());
+    }
+
+    #[test]
+    fn titles_alone_are_no_swap() {
+        let titles = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
+        assert!(!has_swap(titles));
+        assert!(!has_swap(""));
+        assert!(has_swap(&format!("{titles}/dev/vdb partition\t1\t0\t-2\n")));
     }
 
     #[test]

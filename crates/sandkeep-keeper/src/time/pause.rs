@@ -1,6 +1,6 @@
 //! Putting a box to rest.
 
-use std::sync::Arc;
+use std::{fmt::Write as _, sync::Arc};
 
 use sandkeep_model::{
     Error, EventKind, Pause, PauseMode, Point, PointKind, Result, Sandbox, State, Timestamp,
@@ -103,10 +103,20 @@ impl Core {
         match self.make_point(entry, PointKind::Pause, None, &[]).await {
             Ok(point) => self.rest_at(entry, &point).await,
             Err(refused) => {
-                // Never lost: what can not go to the disk stays in memory.
+                // Never lost: what can not go to the disk stays in memory, or in swap.
+                let mut why = refused.message;
+                match entry.ward.push_out(&entry.id).await {
+                    Ok(0) => {}
+                    Ok(bytes) => {
+                        let _infallible = write!(why, "; {} MiB went to swap", bytes >> 20);
+                    }
+                    Err(error) => {
+                        tracing::warn!(id = %entry.id, %error, "memory was not moved to swap");
+                    }
+                }
                 let pause = Pause {
                     mode: PauseMode::Ram,
-                    why: Some(refused.message),
+                    why: Some(why),
                     point: None,
                     touched: false,
                     at: Timestamp::now(),

@@ -15,7 +15,7 @@ use super::{
     worker::listen_in,
 };
 use crate::{
-    cgroup::Cgroups,
+    cgroup::{Cgroups, layout::Layout},
     failure::{Doing, Failure},
     proc,
     seccomp::Filters,
@@ -36,7 +36,7 @@ use std::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::fs::PermissionsExt as _,
     },
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -59,11 +59,45 @@ pub struct Place<'a> {
 
 /// The box runs when this returns, or nothing of it is left.
 pub fn restore(job: &protocol::Restore, place: &Place<'_>) -> Result<(Started, Cloned), Failure> {
+    let home = (!place.cgroups.needs_attach()).then(Home::here).flatten();
     let made = prepare(job, place).and_then(|(words, _listener)| run(job, place, &words));
     if made.is_err() {
         clear(place.cgroups);
+        if let Some(home) = home {
+            home.back();
+        }
     }
     made
+}
+
+/// Where this process was before it went into the cgroup of the box, on a host with cgroup2
+/// alone: a cgroup with a process in it can not be removed.
+struct Home {
+    namespace: fs::File,
+    procs: PathBuf,
+}
+
+impl Home {
+    fn here() -> Option<Self> {
+        let mount = Layout::of_this_host().ok()?.v2?.mount;
+        let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+        Some(Self {
+            namespace: fs::File::open("/proc/self/ns/cgroup").ok()?,
+            procs: mount.join(path).join("cgroup.procs"),
+        })
+    }
+
+    /// As far as possible: the process ends soon anyway.
+    fn back(self) {
+        let entered = move_into_link_name_space(
+            self.namespace.as_fd(),
+            Some(LinkNameSpaceType::ControlGroup),
+        );
+        if entered.is_ok() {
+            let _moved = fs::write(self.procs, own_pid().to_string());
+        }
+    }
 }
 
 /// What to tell CRIU, and the socket that is handed in.
