@@ -5,6 +5,7 @@ import io
 import json
 import os
 import secrets
+import sqlite3
 import subprocess
 import tarfile
 
@@ -323,6 +324,29 @@ def test_memory_that_is_damaged_is_made_again(server, warm):
             return told(box)[0] == born
 
     wait_for(again, "it is warm again", 120)
+
+
+def test_memory_of_another_engine_is_not_used_and_made_again(server, warm):
+    with of(server, warm, isolation="gvisor") as box:
+        before = told(box)[0]
+    server.stop()
+    ledger = sqlite3.connect(server.state / "ledger.db")
+    with ledger:
+        other = json.dumps({"name": "runsc", "build": "of another day"})
+        changed = ledger.execute("UPDATE points SET engine = ? WHERE kind = 'template' AND engine IS NOT NULL", [other])
+        assert changed.rowcount >= 1
+    ledger.close()
+    server.start()
+    with of(server, warm, isolation="gvisor") as box:
+        assert told(box)[0] != before, "it starts cold, or from new memory"
+
+    def warm_again():
+        (level,) = server.json("GET", f"/v1/templates/{warm}")["built"]["levels"]
+        return level["warm"] and level["engine"]
+
+    assert "another day" not in wait_for(warm_again, "it is warm again", 120)
+    with of(server, warm, isolation="gvisor") as one, of(server, warm, isolation="gvisor") as two:
+        assert told(one)[0] == told(two)[0]
 
 
 def test_a_template_is_deleted_while_boxes_of_it_run(server, name):
