@@ -294,13 +294,18 @@ def test_a_warmed_template_gives_boxes_whose_processes_run_already(server, warm)
         assert box.made["isolation"] == "container" and told(box)[0] != born
 
 
-def test_without_an_engine_the_start_command_runs_at_create_and_the_api_says_so(server, name):
+def test_the_container_level_is_warm_where_it_has_an_engine_and_else_starts_at_create(server, name):
     made = warmed(server, name).ready()
     (level,) = made["built"]["levels"]
     assert level["isolation"] == "container"
     with of(server, name) as one, of(server, name) as two:
         same = told(one)[0] == told(two)[0]
         assert same == level["warm"], "a restore goes on with one process, a cold start has its own"
+        assert told(one)[1] != told(two)[1]
+        assert one.exec(["cat", "/etc/machine-id"]).out != two.exec(["cat", "/etc/machine-id"]).out
+        # A pause that reaches the disk needs the same engine.
+        depth = server.json("POST", two.path + "/pause", {})["pause"]["mode"]
+        assert level["warm"] == (depth == "disk"), level
     if not level["warm"]:
         assert "runs at create" in level["why"]
 
