@@ -75,6 +75,7 @@ pub fn document() -> openapi::OpenApi {
             &mut item.get,
             &mut item.put,
             &mut item.post,
+            &mut item.patch,
             &mut item.delete,
         ];
         for operation in operations.into_iter().flatten() {

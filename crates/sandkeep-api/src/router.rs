@@ -59,6 +59,7 @@ fn cors() -> CorsLayer {
             Method::POST,
             Method::PUT,
             Method::PATCH,
+            Method::PATCH,
             Method::DELETE,
         ]))
         .allow_headers(AllowHeaders::mirror_request())

@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use sandkeep_agent_client::{Agent, BoxError};
 
-use crate::{Body, boxes::box_ended};
+use crate::{Body, boxes::box_ended, command::Meaning};
 
 /// A request's body that can be had back as long as nobody has read from it.
 #[derive(Clone)]
@@ -92,11 +92,19 @@ pub(crate) struct Download {
     body: Incoming,
     closed: Closed,
     connection: Option<(Agent, Release)>,
+    meaning: Meaning,
 }
 
 impl Download {
-    pub(crate) fn new(body: Incoming, closed: Closed, agent: Agent, release: Release) -> Self {
+    pub(crate) fn new(
+        body: Incoming,
+        closed: Closed,
+        agent: Agent,
+        release: Release,
+        meaning: Meaning,
+    ) -> Self {
         let mut download = Self {
+            meaning,
             body,
             closed,
             connection: Some((agent, release)),
@@ -132,6 +140,12 @@ impl HttpBody for Download {
             return Poll::Ready(Some(Err(box_ended())));
         }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let (Poll::Ready(Some(Ok(frame))), Meaning::Command(watch)) =
+            (&polled, &mut self.meaning)
+            && let Some(bytes) = frame.data_ref()
+        {
+            watch.saw(bytes);
+        }
         match &polled {
             Poll::Ready(None) => self.release(),
             Poll::Ready(Some(Ok(_))) if self.body.is_end_stream() => self.release(),

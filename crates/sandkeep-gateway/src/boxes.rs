@@ -1,5 +1,6 @@
+use sandkeep_agent_api::process::StartRequest;
 use sandkeep_agent_client::BoxError;
-use sandkeep_keeper::Keeper;
+use sandkeep_keeper::{Command, Counts, Hold, Keeper};
 use sandkeep_model::{Result, SandboxId, Secret};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -7,8 +8,22 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub trait Boxes: Clone + Send + Sync + 'static {
     type Channel: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
-    /// A fresh connection to the agent.
-    fn connect(&self, id: &SandboxId) -> impl Future<Output = Result<Self::Channel>> + Send;
+    /// A fresh connection to the agent, and what on it counts as somebody wanting something.
+    fn connect(
+        &self,
+        id: &SandboxId,
+        counts: Counts,
+    ) -> impl Future<Output = Result<Self::Channel>> + Send;
+
+    /// To be called before a command is started.
+    fn command(&self, id: &SandboxId, start: &StartRequest)
+    -> impl Future<Output = Command> + Send;
+
+    /// Somebody waits for an answer of the box as long as this is kept.
+    fn hold(&self, id: &SandboxId) -> Option<Hold>;
+
+    /// Fires when connections that are not in use are wanted back.
+    fn wanted_back(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static;
 
     /// Returns when the box runs; one that wakes by itself is woken.
     fn awake(&self, id: &SandboxId) -> impl Future<Output = Result<()>> + Send;
@@ -24,8 +39,20 @@ pub trait Boxes: Clone + Send + Sync + 'static {
 impl Boxes for Keeper {
     type Channel = sandkeep_ward::Channel;
 
-    async fn connect(&self, id: &SandboxId) -> Result<Self::Channel> {
-        Self::connect(self, id).await
+    async fn connect(&self, id: &SandboxId, counts: Counts) -> Result<Self::Channel> {
+        self.connect_counting(id, counts).await
+    }
+
+    async fn command(&self, id: &SandboxId, start: &StartRequest) -> Command {
+        Self::command(self, id, start).await
+    }
+
+    fn hold(&self, id: &SandboxId) -> Option<Hold> {
+        Self::hold(self, id)
+    }
+
+    fn wanted_back(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static {
+        Self::wanted_back(self, id)
     }
 
     async fn awake(&self, id: &SandboxId) -> Result<()> {

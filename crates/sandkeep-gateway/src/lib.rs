@@ -9,6 +9,7 @@ mod access;
 mod answer;
 mod body;
 mod boxes;
+mod command;
 mod config;
 mod gateway;
 mod headers;

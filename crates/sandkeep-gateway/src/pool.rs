@@ -6,6 +6,7 @@ use std::{
 };
 
 use sandkeep_agent_client::Agent;
+use sandkeep_keeper::Counts;
 use sandkeep_model::{Code, Error, Result, SandboxId};
 use tokio::time::{Instant, timeout};
 
@@ -62,11 +63,11 @@ impl<K: Boxes> Pool<K> {
 
     /// A new connection.
     pub(crate) async fn fresh(&self, id: &SandboxId) -> Result<Agent> {
-        Agent::over(self.channel(id).await?).await
+        Agent::over(self.channel(id, Counts::Words).await?).await
     }
 
-    pub(crate) async fn channel(&self, id: &SandboxId) -> Result<K::Channel> {
-        timeout(self.config.connect_deadline, self.boxes.connect(id))
+    pub(crate) async fn channel(&self, id: &SandboxId, counts: Counts) -> Result<K::Channel> {
+        timeout(self.config.connect_deadline, self.boxes.connect(id, counts))
             .await
             .unwrap_or_else(|_| {
                 Err(Error::new(
@@ -103,6 +104,10 @@ impl<K: Boxes> Pool<K> {
         loop {
             tokio::select! {
                 () = &mut closed => {
+                    self.lock().remove(&id);
+                    return;
+                }
+                () = self.boxes.wanted_back(&id) => {
                     self.lock().remove(&id);
                     return;
                 }

@@ -10,6 +10,7 @@ use crate::{
     Body, Boxes,
     answer::Failure,
     body::{Download, Upload},
+    command::announce,
     headers,
     pool::Pool,
 };
@@ -23,6 +24,11 @@ pub(crate) async fn forward<K: Boxes>(
     body: Body,
 ) -> Result<Response<Body>, Failure> {
     headers::for_agent(&mut parts.headers);
+    // First of all: a point that is made with the memory of the box cuts who is connected.
+    let (meaning, body) = match announce(boxes, id, &parts, body).await {
+        Ok(announced) => announced,
+        Err(refused) => return Ok(*refused),
+    };
     let upload = Upload::new(body);
     let mut closed = Box::pin(boxes.closed(id));
     let (response, agent) = tokio::select! {
@@ -39,7 +45,7 @@ pub(crate) async fn forward<K: Boxes>(
             pool.put(&id, agent);
         }
     });
-    let body = Download::new(body, closed, agent, release).boxed_unsync();
+    let body = Download::new(body, closed, agent, release, meaning).boxed_unsync();
     Ok(Response::from_parts(head, body))
 }
 

@@ -5,6 +5,7 @@ use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use sandkeep_agent_client::{Agent, TunnelError, empty, tunnel};
+use sandkeep_keeper::Counts;
 use sandkeep_model::SandboxId;
 use tokio::io::copy_bidirectional;
 
@@ -12,6 +13,7 @@ use crate::{
     Body, Boxes,
     answer::Failure,
     body::Download,
+    command::Meaning,
     headers::{self, Asked},
     pool::Pool,
     to_agent::failure,
@@ -37,9 +39,13 @@ pub(crate) async fn forward<K: Boxes>(
     }
     *request.headers_mut() = parts.headers;
 
+    let hold = boxes.hold(id);
     let mut closed = Box::pin(boxes.closed(id));
     let sent = async {
-        let channel = pool.channel(id).await.map_err(|e| failure(&e))?;
+        let channel = pool
+            .channel(id, Counts::Traffic)
+            .await
+            .map_err(|e| failure(&e))?;
         let io = tunnel(channel, port).await.map_err(|error| match error {
             TunnelError::PortClosed => Failure::PortClosed,
             TunnelError::Agent(error) => failure(&error),
@@ -67,7 +73,8 @@ pub(crate) async fn forward<K: Boxes>(
     headers::drop_hop_by_hop(&mut head.headers);
     // A program that speaks HTTP/1.0 must not take the client's connection back to it.
     head.version = http::Version::HTTP_11;
-    let body = Download::new(body, closed, program, Box::new(drop)).boxed_unsync();
+    let awaited = Meaning::Awaited { _hold: hold };
+    let body = Download::new(body, closed, program, Box::new(drop), awaited).boxed_unsync();
     Ok(Response::from_parts(head, body))
 }
 

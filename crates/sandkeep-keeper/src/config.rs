@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use sandkeep_model::{IsolationWish, Limits, TemplateName};
+use sandkeep_model::{IsolationWish, Limits, PointPolicy, TemplateName};
 
 use crate::NetworkConfig;
 
@@ -16,6 +16,8 @@ pub struct KeeperConfig {
     /// How long rows of boxes that are gone, and their events, are kept.
     pub keep_history: Duration,
     pub network: NetworkConfig,
+    /// When points are made by themselves of boxes whose create says nothing.
+    pub points: Option<PointPolicy>,
 }
 
 /// What a box gets that asks for nothing, and the most any box may ask for.

@@ -12,7 +12,7 @@ use sandkeep_agent_api::host::InitRequest;
 use sandkeep_agent_client::Agent;
 use sandkeep_model::{
     BoxDefaults, BoxTime, Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish,
-    Limits, OnTimeout, Point, PointId, Result, Sandbox, SandboxId, Secret, State, TemplateName,
+    Limits, OnTimeout, Point, PointId, PointPolicy, Result, Sandbox, SandboxId, Secret, State, TemplateName,
     Timestamp, check_env, check_metadata,
 };
 use sandkeep_store::{Idempotency, NewBox};
@@ -27,6 +27,7 @@ use crate::{
     form, idempotency,
     meters::{self, Path},
     registry::Entry,
+    time::check_point_policy,
 };
 
 const AFTER_A_START: Duration = Duration::from_millis(50);
@@ -85,8 +86,9 @@ impl Plan {
     }
 
     /// What the new box knows about time.
-    pub fn time(&self, head: Option<PointId>) -> BoxTime {
+    pub fn time(&self, head: Option<PointId>, points: Option<&PointPolicy>) -> BoxTime {
         let wish = &self.request.time;
+        let points = wish.points.as_ref().or(points);
         BoxTime {
             auto_resume: wish.auto_resume,
             pause_files_only: wish.pause_files_only,
@@ -95,7 +97,9 @@ impl Plan {
                 Expiry::Never => None,
                 Expiry::After(time) => Some(time.as_secs().max(1)),
             },
+            points: points.filter(|policy| !policy.is_off()).cloned(),
             head,
+            head_written: 0,
             pause: None,
             defaults: self.defaults.clone(),
         }
@@ -133,6 +137,9 @@ impl Core {
                 "idle_seconds",
                 "a sandbox can not be idle for 0 seconds",
             ));
+        }
+        if let Some(points) = &request.time.points {
+            check_point_policy(points)?;
         }
         self.first_end(Timestamp::now(), request.expiry)?;
         if let Some(point) = request.time.from_point.clone() {
@@ -264,7 +271,7 @@ impl Core {
             env: request.env.clone(),
             metadata: request.metadata.clone(),
             identity: request.identity.clone(),
-            time: plan.time(head),
+            time: plan.time(head, self.config.points.as_ref()),
             ..blank(plan.made_from(), plan.ward.as_ref(), plan.limits, now)
         };
         let entry = Entry::new(sandbox, Arc::clone(&plan.ward), false, plan.network.clone());

@@ -114,12 +114,16 @@ pub fn given(request: &CreateSandbox, network: &EgressWish) -> Result<Option<Ide
         // Only when it says something: keys of an earlier version keep their meaning.
         if request.time != TimeWish::default() {
             let time = &request.time;
-            list.push(serde_json::json!({
+            let mut said = serde_json::json!({
                 "from_point": time.from_point,
                 "auto_resume": time.auto_resume,
                 "pause_files_only": time.pause_files_only,
                 "idle_seconds": time.idle_seconds,
-            }));
+            });
+            if let Some(points) = &time.points {
+                said["points"] = serde_json::json!(points);
+            }
+            list.push(said);
         }
     }
     let text = asked.to_string();

@@ -14,7 +14,7 @@ use sandkeep_ward::{Channel, Check, Ward};
 use tokio::sync::broadcast;
 use tokio_util::sync::DropGuard;
 
-use crate::{BoundTo, Egress, EgressWish, KeeperConfig, agent, core::Core};
+use crate::{BoundTo, Counts, Egress, EgressWish, Hold, KeeperConfig, agent, core::Core};
 
 /// What a client may see of a box together with what it uses right now.
 #[derive(Debug, Clone)]
@@ -233,9 +233,14 @@ impl Keeper {
 
     /// A connection to the agent of a running box, or of one that wakes by itself. `NotFound` when there is none, `BoxUnreachable` when it does not answer.
     pub async fn connect(&self, id: &SandboxId) -> Result<Channel> {
+        self.connect_counting(id, Counts::Words).await
+    }
+
+    /// Like [`Keeper::connect`], with what counts as somebody wanting something of the box.
+    pub async fn connect_counting(&self, id: &SandboxId, counts: Counts) -> Result<Channel> {
         let entry = self.core.registry.owned(id)?;
         loop {
-            let visit = entry.activity.enter();
+            let visit = entry.activity.enter(counts);
             match entry.state() {
                 State::Running => {
                     let channel = agent::channel(entry.ward.as_ref(), id).await?;
@@ -266,6 +271,22 @@ impl Keeper {
         async move {
             if let Some(token) = token {
                 token.cancelled_owned().await;
+            }
+        }
+    }
+
+    /// Somebody waits for an answer of the box as long as this is kept: it is not idle.
+    pub fn hold(&self, id: &SandboxId) -> Option<Hold> {
+        let entry = self.core.registry.owned(id).ok()?;
+        Some(entry.activity.hold())
+    }
+
+    /// Fires when connections to the box that are not in use are wanted back.
+    pub fn wanted_back(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let entry = self.core.registry.owned(id).ok();
+        async move {
+            if let Some(entry) = entry {
+                Arc::clone(&entry.activity).wanted_back().await;
             }
         }
     }

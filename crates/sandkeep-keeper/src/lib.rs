@@ -32,4 +32,6 @@ pub use config::{KeeperConfig, Limiting, PoolConfig};
 pub use egress::{BoundTo, Egress, EgressWish};
 pub use keeper::{BoxFinder, BoxView, HostReport, Keeper, LevelReport};
 pub use network::{DenialBell, NetworkConfig};
-pub use time::{Export, ForkWish, PauseWish, PointWish};
+pub use time::{
+    Command, Counts, Export, ForkWish, Hold, PauseWish, Place, PointWish, Timeline, check_point_policy,
+};

@@ -1,6 +1,9 @@
 //! What boxes may reach: every box has its moat from its first moment to its last.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicU64, Ordering},
+};
 
 use sandkeep_moat::{
     AttachSpec, BoxMoat, ConnectionRecord, Denial, Hooks, Moat, Traffic,
@@ -77,6 +80,8 @@ pub struct Reach {
     /// `None` before it is attached, after it ended, and where there can be no moat.
     moat: Mutex<Option<BoxMoat>>,
     events: Mutex<Budget>,
+    /// What it had moved when somebody asked last.
+    moved: AtomicU64,
 }
 
 impl Reach {
@@ -85,7 +90,16 @@ impl Reach {
             egress: Mutex::new(Arc::new(egress)),
             moat: Mutex::default(),
             events: Mutex::new(Budget::full()),
+            moved: AtomicU64::new(0),
         }
+    }
+
+    /// Whether it moved anything since this was asked last.
+    pub fn talked(&self) -> bool {
+        let traffic = lock(&self.moat).as_ref().map(BoxMoat::traffic);
+        let traffic = traffic.unwrap_or_default();
+        let moved = traffic.bytes_sent.saturating_add(traffic.bytes_received);
+        self.moved.swap(moved, Ordering::AcqRel) != moved
     }
 
     pub fn egress(&self) -> Arc<Egress> {

@@ -226,7 +226,7 @@ impl Core {
             env: request.env.clone(),
             metadata: request.metadata.clone(),
             identity: request.identity.clone(),
-            time: plan.time(None),
+            time: plan.time(None, self.config.points.as_ref()),
             access_token: Secret::random(),
             ..before.clone()
         };

@@ -10,6 +10,7 @@ use std::{
 
 use sandkeep_model::{Error, GoneReason, Result, Sandbox, SandboxId, Secret, State, Timestamp};
 use sandkeep_ward::Ward;
+use tokio::sync::Notify;
 
 use crate::{
     egress::Egress,
@@ -17,7 +18,7 @@ use crate::{
     network::Reach,
     samples::Trail,
     sync::{lock, read, write},
-    time::Activity,
+    time::{Activity, Auto},
 };
 
 /// One box that is not gone.
@@ -28,9 +29,13 @@ pub struct Entry {
     pub turn: tokio::sync::Mutex<()>,
     /// Who talks to it, and the way to cut them.
     pub activity: Arc<Activity>,
+    /// Points that are made by themselves.
+    pub auto: Auto,
     pub trail: Mutex<Trail>,
     pub reach: Reach,
     face: RwLock<Face>,
+    /// Rung at every step in its life.
+    stepped: Notify,
     /// Somebody repeats its clean-up already.
     retried: AtomicBool,
 }
@@ -61,6 +66,7 @@ impl Entry {
             ward,
             turn: tokio::sync::Mutex::default(),
             activity: Arc::default(),
+            auto: Auto::default(),
             trail: Mutex::default(),
             reach: Reach::new(egress),
             face: RwLock::new(Face {
@@ -69,6 +75,7 @@ impl Entry {
                 pooled,
                 counted: false,
             }),
+            stepped: Notify::new(),
             retried: AtomicBool::new(false),
         })
     }
@@ -101,9 +108,26 @@ impl Entry {
 
     fn change(&self, change: impl FnOnce(&mut Face)) {
         let mut face = write(&self.face);
-        let before = face.label();
+        let (before, state) = (face.label(), face.sandbox.state);
         change(&mut face);
         meters::moved(before, face.label());
+        let stepped = face.sandbox.state != state;
+        drop(face);
+        if stepped {
+            self.stepped.notify_waiters();
+        }
+    }
+
+    /// Returns when the box is in a state that `wanted` names.
+    pub async fn until(&self, wanted: impl Fn(State) -> bool) -> State {
+        loop {
+            let stepped = self.stepped.notified();
+            let state = self.state();
+            if wanted(state) {
+                return state;
+            }
+            stepped.await;
+        }
     }
 
     /// Changes what is shown of the box without a step in its life.

@@ -68,6 +68,7 @@ impl Core {
                 if let Some(busy) = busy {
                     self.look_idle(&entry, busy);
                 }
+                self.look_due(&entry);
                 if self.closing.is_cancelled() {
                     return;
                 }

@@ -102,7 +102,7 @@ impl Core {
                 .hint("it is tried again in the background")
                 .retryable(true)
         })?;
-        self.drop_pauses(id, None).await;
+        self.drop_all_but_kept(id).await;
         Ok(())
     }
 

@@ -25,6 +25,7 @@ impl Core {
                 tracing::warn!(%error, "bringing the ledger to the disk");
             }
             self.remove_orphan_disks().await;
+            self.thin_all_out().await;
             if let Err(error) = self.vault.tidy().await {
                 tracing::warn!(%error, "tidying the vault");
             }

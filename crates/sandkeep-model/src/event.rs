@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{GoneReason, PauseMode, PointId, PointKind, SandboxId, State, Timestamp};
+use crate::{GoneReason, PauseMode, PointId, PointKind, PointReason, SandboxId, State, Timestamp};
 
 /// One line of the event stream. `seq` grows without gaps being promised, never shrinks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +48,17 @@ pub enum EventKind {
         point: PointId,
         kind: PointKind,
         memory: bool,
+        /// Why, when nobody asked for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<PointReason>,
     },
+    /// The rule of the box wanted a point and there is none. The command ran all the same.
+    PointNotMade {
+        reason: PointReason,
+        message: String,
+    },
+    /// When points are made of it by themselves is another from now on.
+    PointPolicyChanged,
     PointDeleted {
         point: PointId,
     },
@@ -86,6 +96,8 @@ impl EventKind {
             Self::ExpiryChanged { .. } => "expiry_changed",
             Self::Paused { .. } => "paused",
             Self::PointMade { .. } => "point_made",
+            Self::PointNotMade { .. } => "point_not_made",
+            Self::PointPolicyChanged => "point_policy_changed",
             Self::PointDeleted { .. } => "point_deleted",
             Self::RolledBack { .. } => "rolled_back",
             Self::ForkedFrom { .. } => "forked_from",

@@ -3,6 +3,7 @@
 //! Pure types without I/O. Everything that comes from outside is parsed here once
 //! and travels as a type from then on.
 
+mod auto;
 mod error;
 mod event;
 mod id;
@@ -20,6 +21,7 @@ mod state;
 mod time;
 mod usage;
 
+pub use auto::{KEEP_TAG, Keep, PointPolicy, PointReason, PointWhy};
 pub use error::{Code, Error, Result};
 pub use event::{Event, EventKind};
 pub use id::{SandboxId, random_bytes, random_token};

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 use crate::{
-    BoxDefaults, Error, Isolation, Limits, Result, SandboxId, TemplateName, Timestamp, random_token,
+    BoxDefaults, Error, Isolation, KEEP_TAG, Limits, PointPolicy, PointReason, Result, SandboxId, TemplateName,
+    Timestamp, random_token,
 };
 
 /// Longest name or tag of a point.
@@ -84,6 +85,8 @@ pub fn point_not_found(id: &impl fmt::Display) -> Error {
 pub enum PointKind {
     /// Somebody asked for it.
     Snapshot,
+    /// The rule of its box asked for it.
+    Auto,
     /// The memory of a paused box. It goes when the box runs again.
     Pause,
     /// What forks are made from. It goes when they are made.
@@ -95,17 +98,24 @@ pub enum PointKind {
 }
 
 impl PointKind {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Snapshot,
+        Self::Auto,
         Self::Pause,
         Self::Fork,
         Self::Layer,
         Self::Template,
     ];
 
+    /// Whether it is part of the timeline. The others go when they have served.
+    pub const fn stays(self) -> bool {
+        matches!(self, Self::Snapshot | Self::Auto)
+    }
+
     pub const fn name(self) -> &'static str {
         match self {
             Self::Snapshot => "snapshot",
+            Self::Auto => "auto",
             Self::Pause => "pause",
             Self::Fork => "fork",
             Self::Layer => "layer",
@@ -148,6 +158,9 @@ pub struct Point {
     pub name: Option<String>,
     pub tags: Vec<String>,
     pub kind: PointKind,
+    /// Why it was made, when nobody asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<PointReason>,
     /// Set when processes and memory are in it, too.
     pub engine: Option<EngineBuild>,
     /// Why they are not, when they were wished for.
@@ -155,12 +168,22 @@ pub struct Point {
     pub created_at: Timestamp,
     /// What the box had written beyond what it came from, and the memory.
     pub bytes: u64,
+    /// The part of that which is not in its parent: what goes with it, at most.
+    #[serde(default)]
+    pub added_bytes: u64,
     pub isolation: Isolation,
     pub template: TemplateName,
     pub limits: Limits,
 }
 
 impl Point {
+    /// Whether a rule may remove it.
+    pub fn may_go(&self) -> bool {
+        self.kind == PointKind::Auto
+            && self.name.is_none()
+            && !self.tags.iter().any(|tag| tag == KEEP_TAG)
+    }
+
     pub const fn has_memory(&self) -> bool {
         self.engine.is_some()
     }
@@ -215,6 +238,8 @@ pub struct TimeWish {
     pub pause_files_only: bool,
     /// Nobody wants anything of it for so many seconds: it is paused.
     pub idle_seconds: Option<u64>,
+    /// When points are made of it by themselves; `None`: as the server does for all.
+    pub points: Option<PointPolicy>,
 }
 
 /// What a box knows about time.
@@ -228,15 +253,26 @@ pub struct BoxTime {
     /// The time it was given; a box that wakes by itself gets it again. `None`: no end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_seconds: Option<u64>,
+    /// When points are made of it by themselves; `None`: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub points: Option<PointPolicy>,
     /// The point it came from or went through last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head: Option<PointId>,
+    /// What had been written to its disk when it went through `head`; 0 where the disk began
+    /// there.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub head_written: u64,
     /// Set while it is paused or on its way out of a pause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,
     /// What its template said. Its own copy: templates change.
     #[serde(skip_serializing_if = "BoxDefaults::is_empty")]
     pub defaults: BoxDefaults,
+}
+
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A name somebody gives a point: safe as a template name and as a tag.

@@ -159,6 +159,11 @@ fn migrations() -> Migrator {
             include_str!("../migrations/0003_identity.sql"),
         ),
         one(10, "time", include_str!("../migrations/0010_time.sql")),
+        one(
+            11,
+            "auto points",
+            include_str!("../migrations/0011_auto_points.sql"),
+        ),
     ])
 }
 

@@ -10,15 +10,15 @@ use crate::{
     writer::Promise,
 };
 
-const COLUMNS: &str = "id, sandbox_id, parent, name, tags, kind, engine, why_disk_only, \
-     created_at, bytes, isolation, template, limits";
+const COLUMNS: &str = "id, sandbox_id, parent, name, tags, kind, reason, engine, why_disk_only, \
+     created_at, bytes, added_bytes, isolation, template, limits";
 
 impl Store {
     pub async fn insert_point(&self, point: &Point) -> Result<()> {
         let query = sqlx::query(
             "INSERT INTO points (id, sandbox_id, parent, name, tags, kind, engine, \
-             why_disk_only, created_at, bytes, isolation, template, limits) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+             why_disk_only, created_at, bytes, isolation, template, limits, reason, added_bytes) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
         )
         .bind(point.id.as_str())
         .bind(point.sandbox_id.as_str())
@@ -32,11 +32,14 @@ impl Store {
         .bind(i64::try_from(point.bytes).unwrap_or(i64::MAX))
         .bind(point.isolation.name())
         .bind(point.template.as_str())
-        .bind(rows::json(&point.limits)?);
+        .bind(rows::json(&point.limits)?)
+        .bind(point.reason.as_ref().map(rows::json).transpose()?)
+        .bind(i64::try_from(point.added_bytes).unwrap_or(i64::MAX));
         let made = EventKind::PointMade {
             point: point.id.clone(),
             kind: point.kind,
             memory: point.has_memory(),
+            reason: point.reason.clone(),
         };
         // What is answered to be kept is kept.
         self.change_many(&point.sandbox_id, query, &[made], Promise::Durable)
@@ -44,15 +47,46 @@ impl Store {
         Ok(())
     }
 
+    /// Points after it, and boxes that came from it, come from its own parent from now on.
     /// `false`: it is not there (any more).
     pub async fn delete_point(&self, point: &Point) -> Result<bool> {
+        let relink = sqlx::query(
+            "UPDATE points SET parent = (SELECT parent FROM points WHERE id = $1) WHERE parent = $1",
+        )
+        .bind(point.id.as_str());
+        // Boxes that came from it, too; theirs is in a value of its own.
+        let step_back = sqlx::query(
+            "UPDATE sandboxes SET time = json_patch(time, json_object('head', \
+             (SELECT parent FROM points WHERE id = $1))) \
+             WHERE state <> 'gone' AND json_extract(time, '$.head') = $1",
+        )
+        .bind(point.id.as_str());
         let query = sqlx::query("DELETE FROM points WHERE id = $1").bind(point.id.as_str());
         let gone = EventKind::PointDeleted {
             point: point.id.clone(),
         };
         // Its files go next: whatever was written before this must not be lost after them.
+        let before = vec![relink, step_back];
         let done = self
-            .change_many(&point.sandbox_id, query, &[gone], Promise::Durable)
+            .change_after(
+                before,
+                &point.sandbox_id,
+                query,
+                &[gone],
+                Promise::Durable,
+            )
+            .await?;
+        Ok(done.is_some())
+    }
+
+    /// Gives a point another name and other tags. `false`: it is not there (any more).
+    pub async fn label_point(&self, point: &Point) -> Result<bool> {
+        let query = sqlx::query("UPDATE points SET name = $2, tags = $3 WHERE id = $1")
+            .bind(point.id.as_str())
+            .bind(point.name.as_deref())
+            .bind(rows::json(&point.tags)?);
+        let done = self
+            .change_many(&point.sandbox_id, query, &[], Promise::Durable)
             .await?;
         Ok(done.is_some())
     }
@@ -105,10 +139,12 @@ fn point(row: &SqliteRow) -> Result<Point> {
         name: reading.get("name")?,
         tags: reading.json("tags")?,
         kind: reading.parse("kind")?,
+        reason: reading.json_or_none("reason")?,
         engine: reading.json_or_none("engine")?,
         why_disk_only: reading.get("why_disk_only")?,
         created_at: Timestamp::from_millis(reading.get("created_at")?),
         bytes: u64::try_from(reading.get::<i64>("bytes")?).unwrap_or(0),
+        added_bytes: u64::try_from(reading.get::<i64>("added_bytes")?).unwrap_or(0),
         isolation: reading.parse("isolation")?,
         template: reading.parse("template")?,
         limits: reading.json("limits")?,

@@ -45,9 +45,29 @@ impl Store {
         kinds: &[EventKind],
         promise: Promise,
     ) -> Result<Option<Vec<Event>>> {
+        self.change_after(Vec::new(), id, query, kinds, promise)
+            .await
+    }
+
+    /// Like [`Store::change_many`], with changes before it in the same transaction that may
+    /// find nothing to do.
+    pub(crate) async fn change_after(
+        &self,
+        before: Vec<Query<'_>>,
+        id: &SandboxId,
+        query: Query<'_>,
+        kinds: &[EventKind],
+        promise: Promise,
+    ) -> Result<Option<Vec<Event>>> {
         let mut writer = self.inner.writer.lock().await;
         let connection = writer.begin(promise).await?;
         let done = async {
+            for before in before {
+                before
+                    .execute(&mut *connection)
+                    .await
+                    .map_err(|error| refused(&error))?;
+            }
             let done = query
                 .execute(&mut *connection)
                 .await

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use sandkeep_model::{
     BoxTime, EngineBuild, EventKind, Identity, Isolation, Limits, OnTimeout, Pause, PauseMode,
-    Point, PointId, PointKind, Sandbox, SandboxId, Secret, State, Timestamp,
+    Point, PointId, PointKind, PointReason, PointWhy, Sandbox, SandboxId, Secret, State, Timestamp,
 };
 use sandkeep_store::{NewBox, Store, TimeStep, WardNote};
 
@@ -44,10 +44,12 @@ fn point(of: &SandboxId, at: i64) -> Point {
         name: None,
         tags: vec!["nightly".to_owned()],
         kind: PointKind::Snapshot,
+        reason: None,
         engine: None,
         why_disk_only: Some("no engine".to_owned()),
         created_at: Timestamp::from_millis(at),
         bytes: 4096,
+        added_bytes: 1024,
         isolation: Isolation::Container,
         template: "base".parse().unwrap(),
         limits: Limits::default(),
@@ -91,9 +93,21 @@ async fn points_come_back_as_they_went() {
     let other = point(&SandboxId::random(), 7);
     store.insert_point(&other).await.unwrap();
 
+    let third = Point {
+        parent: Some(second.id.clone()),
+        kind: PointKind::Auto,
+        reason: Some(PointReason::of_command(
+            PointWhy::BeforeMatching,
+            "rm -rf /",
+            Some("risky".to_owned()),
+        )),
+        ..point(&made.id, 8)
+    };
+    store.insert_point(&third).await.unwrap();
+
     let of_box = store.points_of(&made.id).await.unwrap();
-    assert_eq!(of_box, [first.clone(), second.clone()]);
-    assert_eq!(store.points().await.unwrap().len(), 3);
+    assert_eq!(of_box, [first.clone(), second.clone(), third.clone()]);
+    assert_eq!(store.points().await.unwrap().len(), 4);
     assert_eq!(
         store.points_named("good").await.unwrap(),
         std::slice::from_ref(&second)
@@ -103,8 +117,21 @@ async fn points_come_back_as_they_went() {
     assert!(store.delete_point(&first).await.unwrap());
     assert!(!store.delete_point(&first).await.unwrap());
     assert_eq!(store.point(&first.id).await.unwrap(), None);
-    // A child stays whole.
-    assert_eq!(store.point(&second.id).await.unwrap().unwrap(), second);
+    // A child stays whole, and comes after what its parent came after.
+    let orphan = store.point(&second.id).await.unwrap().unwrap();
+    assert_eq!(orphan.parent, None);
+    let labelled = Point {
+        name: Some("better".to_owned()),
+        tags: vec!["keep".to_owned()],
+        ..orphan
+    };
+    assert!(store.label_point(&labelled).await.unwrap());
+    assert_eq!(store.point(&second.id).await.unwrap().unwrap(), labelled);
+    assert!(store.delete_point(&labelled).await.unwrap());
+    assert!(!store.label_point(&labelled).await.unwrap());
+    let last = store.point(&third.id).await.unwrap().unwrap();
+    assert_eq!(last.parent, None);
+    assert_eq!(last.reason, third.reason);
     let told: Vec<_> = store
         .events_after(0, Some(&made.id), 100)
         .await
@@ -112,7 +139,17 @@ async fn points_come_back_as_they_went() {
         .into_iter()
         .map(|event| event.kind.name())
         .collect();
-    assert_eq!(told, ["state", "point_made", "point_made", "point_deleted"]);
+    assert_eq!(
+        told,
+        [
+            "state",
+            "point_made",
+            "point_made",
+            "point_made",
+            "point_deleted",
+            "point_deleted"
+        ]
+    );
 }
 
 #[tokio::test]

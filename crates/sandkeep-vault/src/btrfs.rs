@@ -107,6 +107,21 @@ struct Search {
     buf: [u8; SEARCH_BUFFER],
 }
 
+#[repr(C)]
+struct SubvolInfo {
+    treeid: u64,
+    name: [u8; 256],
+    parent_id: u64,
+    dirid: u64,
+    generation: u64,
+    flags: u64,
+    uuids: [[u8; 16]; 3],
+    ctransid: u64,
+    /// The transaction it was made in.
+    otransid: u64,
+    rest: [u64; 18],
+}
+
 /// What the kernel's number of the call says the size is, without the buffer behind it.
 const SEARCH_HEAD: usize = 112;
 
@@ -118,6 +133,7 @@ const _: () = {
     assert!(size_of::<QgroupLimit>() == 48);
     assert!(size_of::<SearchKey>() == 104);
     assert!(size_of::<Search>() == SEARCH_HEAD + SEARCH_BUFFER);
+    assert!(size_of::<SubvolInfo>() == 504);
 };
 
 const RESIZE: c_ulong = request(WRITE, 3, size_of::<VolArgs>());
@@ -132,6 +148,7 @@ const QUOTA_CTL: c_ulong = request(READ | WRITE, 40, size_of::<QuotaCtl>());
 const QGROUP_ASSIGN: c_ulong = request(WRITE, 41, size_of::<QgroupAssign>());
 const QGROUP_CREATE: c_ulong = request(WRITE, 42, size_of::<QgroupCreate>());
 const QGROUP_LIMIT: c_ulong = request(READ, 43, size_of::<QgroupLimit>());
+const GET_SUBVOL_INFO: c_ulong = request(READ, 60, size_of::<SubvolInfo>());
 const SNAP_DESTROY_V2: c_ulong = request(WRITE, 63, size_of::<VolArgsV2>());
 
 const READ_ONLY: u64 = 1 << 1;
@@ -288,28 +305,76 @@ pub fn children(pool: BorrowedFd<'_>, parent: u64) -> io::Result<Vec<u64>> {
 
 /// Offsets of the items of one kind that the root tree has about a subvolume.
 fn root_items(pool: BorrowedFd<'_>, id: u64, kind: u32) -> io::Result<Vec<u64>> {
-    let mut args = Box::new(Search {
-        key: SearchKey {
+    let found = search(
+        pool,
+        SearchKey {
             tree_id: ROOT_TREE,
             min_objectid: id,
             max_objectid: id,
-            min_offset: 0,
-            max_offset: u64::MAX,
-            min_transid: 0,
-            max_transid: u64::MAX,
             min_type: kind,
             max_type: kind,
-            nr_items: 4096,
-            unused: 0,
-            unused_more: [0; 4],
+            ..EVERYTHING
         },
+    )?;
+    Ok(found_offsets(&found.buf, found.key.nr_items))
+}
+
+/// Whether anything in the snapshot `now` was written after the snapshot `then`, from which
+/// it descends, was made. Only what is newer is looked at; what can not be told counts as
+/// written.
+pub fn changed_since(then: &Path, now: &Path) -> io::Result<bool> {
+    let then = open_dir(then)?;
+    let mut info = SubvolInfo {
+        treeid: 0,
+        name: [0; 256],
+        parent_id: 0,
+        dirid: 0,
+        generation: 0,
+        flags: 0,
+        uuids: [[0; 16]; 3],
+        ctransid: 0,
+        otransid: 0,
+        rest: [0; 18],
+    };
+    // SAFETY: GET_SUBVOL_INFO fills `btrfs_ioctl_get_subvol_info_args`.
+    unsafe { call(then.as_fd(), GET_SUBVOL_INFO, &mut info) }?;
+    let newer = search(
+        open_dir(now)?.as_fd(),
+        SearchKey {
+            min_transid: info.otransid.saturating_add(1),
+            nr_items: 1,
+            ..EVERYTHING
+        },
+    )?;
+    Ok(newer.key.nr_items > 0)
+}
+
+/// All items of the tree that belongs to the descriptor.
+const EVERYTHING: SearchKey = SearchKey {
+    tree_id: 0,
+    min_objectid: 0,
+    max_objectid: u64::MAX,
+    min_offset: 0,
+    max_offset: u64::MAX,
+    min_transid: 0,
+    max_transid: u64::MAX,
+    min_type: 0,
+    max_type: u32::MAX,
+    nr_items: 4096,
+    unused: 0,
+    unused_more: [0; 4],
+};
+
+fn search(fd: BorrowedFd<'_>, key: SearchKey) -> io::Result<Box<Search>> {
+    let mut args = Box::new(Search {
+        key,
         buf_size: SEARCH_BUFFER as u64,
         buf: [0; SEARCH_BUFFER],
     });
     // SAFETY: TREE_SEARCH_V2 takes `btrfs_ioctl_search_args_v2` with `buf_size` bytes of
     // buffer behind it, which is what `Search` is.
-    unsafe { call(pool, TREE_SEARCH_V2, &mut *args) }?;
-    Ok(found_offsets(&args.buf, args.key.nr_items))
+    unsafe { call(fd, TREE_SEARCH_V2, &mut *args) }?;
+    Ok(args)
 }
 
 /// Each item found: transid, objectid, offset (u64), type, length (u32), then the item.
@@ -461,6 +526,7 @@ mod tests {
         assert_eq!(QUOTA_CTL, 0xc010_9428);
         assert_eq!(QGROUP_LIMIT, 0x8030_942b);
         assert_eq!(TREE_SEARCH_V2, 0xc070_9411);
+        assert_eq!(GET_SUBVOL_INFO, 0x81f8_943c);
     }
 
     #[test]

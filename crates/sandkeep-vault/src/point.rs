@@ -137,6 +137,19 @@ impl PointDraft {
         self.vault.sync()
     }
 
+    /// Whether the disk that was taken is what it was at a point it descends from. What can
+    /// not be told counts as different.
+    pub fn same_as(&self, point: &PointId) -> bool {
+        let (then, now) = (place(&self.vault, point).join(DISK), self.path.join(DISK));
+        match btrfs::changed_since(&then, &now) {
+            Ok(changed) => !changed,
+            Err(error) => {
+                tracing::debug!(%point, %error, "comparing a disk with a point");
+                false
+            }
+        }
+    }
+
     /// Brings everything to the disk and gives it its name in one step.
     pub fn publish(mut self, sandbox: &SandboxId) -> Result<PointInfo> {
         let memory = self.path.join(MEMORY);

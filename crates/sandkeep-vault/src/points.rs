@@ -29,6 +29,22 @@ impl Vault {
         off_thread(move || draft.take_disk(&sandbox).map(|()| draft)).await
     }
 
+    /// Like [`Vault::take_disk`]; `None` where the disk is what it was at `unless`, a point it
+    /// descends from.
+    pub async fn take_changed_disk(
+        &self,
+        draft: PointDraft,
+        sandbox: &SandboxId,
+        unless: &PointId,
+    ) -> Result<Option<PointDraft>> {
+        let (sandbox, unless) = (sandbox.clone(), unless.clone());
+        off_thread(move || {
+            draft.take_disk(&sandbox)?;
+            Ok((!draft.same_as(&unless)).then_some(draft))
+        })
+        .await
+    }
+
     /// Brings a draft to the disk and gives it its name. From here on it is a point.
     pub async fn publish_point(&self, draft: PointDraft, sandbox: &SandboxId) -> Result<PointInfo> {
         let sandbox = sandbox.clone();

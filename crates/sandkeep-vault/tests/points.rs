@@ -192,3 +192,34 @@ async fn two_points_are_compared() {
     let none = vault.diff(&after.id, &after.id, false).await.unwrap();
     assert!(none.changes.is_empty());
 }
+
+#[tokio::test]
+async fn a_disk_nobody_wrote_to_is_known_as_the_same() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let id = id();
+    let disk = vault.create_disk(&id, &tiny, 64 * MIB).await.unwrap();
+    // A tree of one block is written anew by every snapshot; a real one has many.
+    for n in 0..2000 {
+        fs::write(disk.path.join(format!("etc/file-{n}")), "x").unwrap();
+    }
+    let first = snapshot(&vault, &id, &[]).await;
+    let take = async |unless: &PointId| {
+        let draft = vault.begin_point(PointId::random()).await.unwrap();
+        vault.take_changed_disk(draft, &id, unless).await.unwrap()
+    };
+    assert!(take(&first.id).await.is_none(), "nothing was written");
+    assert_eq!(state.staging(), 0, "what was not needed is gone");
+    fs::write(disk.path.join("etc/file-7"), "y").unwrap();
+    let changed = take(&first.id).await.unwrap();
+    let second = vault.publish_point(changed, &id).await.unwrap();
+    assert!(take(&second.id).await.is_none());
+
+    // A disk that was put back is what it was at the point, too.
+    vault.replace_disk(&id, &first.id, 64 * MIB).await.unwrap();
+    assert!(take(&first.id).await.is_none());
+    fs::remove_file(disk.path.join("etc/file-8")).unwrap();
+    assert!(take(&first.id).await.is_some());
+    // A point that is not there can not be compared with.
+    assert!(take(&PointId::random()).await.is_some());
+}

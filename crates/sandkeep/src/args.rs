@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use sandkeep_model::TemplateName;
 
 use crate::{
+    auto_rule::AutoRule,
     cli::{
         audit::{AUDIT_EXAMPLES, AuditArgs},
         credential::credential,
@@ -364,6 +365,10 @@ pub struct CreateArgs {
     /// Pause it when nobody wants anything of it for so long; needs --auto-resume
     #[arg(long, value_name = "SPAN", requires = "auto_resume")]
     pub idle: Option<Span>,
+    /// When points are made of it by themselves, for example before=risky,every=10m,keep=50;
+    /// `sandkeep auto-points --help` tells all words; may be repeated
+    #[arg(long, value_name = "RULE")]
+    pub auto_points: Vec<AutoRule>,
 }
 
 #[derive(Debug, Args)]

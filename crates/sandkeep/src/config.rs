@@ -11,12 +11,13 @@ use std::{
 
 use ipnet::IpNet;
 use sandkeep_identity::SigningAlgorithm;
-use sandkeep_keeper::{KeeperConfig, Limiting, NetworkConfig, PoolConfig};
+use sandkeep_keeper::{KeeperConfig, Limiting, NetworkConfig, PoolConfig, check_point_policy};
 use sandkeep_moat::policy::Profile;
 use sandkeep_model::{Error, IsolationWish, Limits, Result, TemplateName};
 use serde::Deserialize;
 
 use crate::{
+    auto_rule::AutoRule,
     listed::{Listed, Resolver},
     network::{NetworkSettings, identity::IdentitySettings},
     quantity::{Size, Span},
@@ -95,6 +96,10 @@ settings! {
     /// How long boxes that are gone stay in the records [default: 7d]
     #[arg(value_name = "SPAN")]
     keep_history: Span = "SANDKEEP_KEEP_HISTORY",
+    /// When points are made by themselves of boxes whose create says nothing, for example
+    /// before=risky,every=10m,keep=50; `sandkeep auto-points --help` tells all words [default: none]
+    #[arg(value_name = "RULE")]
+    auto_points: AutoRule = "SANDKEEP_AUTO_POINTS",
     /// What boxes may reach whose create says nothing: deny, open or package-registries [default: deny]
     #[arg(value_name = "PROFILE")]
     network_default: Profile = "SANDKEEP_NETWORK_DEFAULT",
@@ -210,6 +215,10 @@ impl Config {
             None => "base".parse()?,
         };
         let keep_history = settings.keep_history.unwrap_or(Span::Seconds(7 * 86_400));
+        let points = settings.auto_points.map(|rule| rule.0);
+        if let Some(points) = &points {
+            check_point_policy(points)?;
+        }
         Ok(Self {
             listen: settings
                 .listen
@@ -242,6 +251,7 @@ impl Config {
                     .unwrap_or(Duration::from_secs(100 * 365 * 86_400)),
                 // Made when the host has been looked at.
                 network: NetworkConfig::default(),
+                points,
             },
             identity: IdentitySettings {
                 url: settings.issuer_url.map(|url| url.parse()).transpose()?,

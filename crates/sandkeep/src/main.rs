@@ -1,6 +1,7 @@
 //! Sandkeep: the server and its command line.
 
 mod args;
+mod auto_rule;
 mod cli;
 mod config;
 mod desk;

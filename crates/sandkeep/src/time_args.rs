@@ -4,15 +4,19 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::quantity::Span;
+use crate::{
+    auto_rule::{AUTO_POINTS_HELP, AutoRule},
+    quantity::Span,
+};
 
 const RACE_EXAMPLES: &str = "\
 Examples:
   sandkeep race i4f9 -n 3 -- ./try.sh      three copies run it; the first to succeed stays
   sandkeep race --keep i4f9 -n 5 -- make   all copies stay, to be looked at
 
-The first copy whose command ends with 0 wins: the box becomes what that copy is (its files).
-The exit code is 0 when there was a winner.";
+The first copy whose command ends with 0 wins: the box becomes what that copy is, with its
+processes where the level can. Each copy has its number, from 1, in SANDKEEP_WAY. The exit
+code is 0 when there was a winner.";
 
 const EXPORT_EXAMPLES: &str = "\
 Examples:
@@ -85,14 +89,24 @@ pub enum TimeCommand {
         #[arg(value_name = "BOX")]
         sandbox: String,
     },
-    /// Points: list, export, import and delete
+    /// Show or change when points are made of a box by themselves
+    #[command(after_help = AUTO_POINTS_HELP)]
+    AutoPoints {
+        /// Id of the box, or the beginning of it
+        #[arg(value_name = "BOX")]
+        sandbox: String,
+        /// The new rule as a whole, for example before=risky,every=10m,keep=50
+        #[arg(value_name = "RULE")]
+        rules: Vec<AutoRule>,
+    },
+    /// Points: list, name, tag, export, import and delete
     #[command(subcommand)]
     Points(PointsCommand),
     /// Files that changed from one point to another
     Diff {
-        /// Id of the point before
+        /// Id or name of the point before
         before: String,
-        /// Id of the point after
+        /// Id or name of the point after
         after: String,
         /// Show what changed in text files
         #[arg(long)]
@@ -124,6 +138,20 @@ pub enum PointsCommand {
         /// Leave out its memory, e.g. where another engine runs
         #[arg(long)]
         files_only: bool,
+    },
+    /// Give a point a name; one with a name is never removed by a rule
+    Name {
+        /// Id of the point
+        point: String,
+        /// The name; none takes it away
+        name: Option<String>,
+    },
+    /// Give a point tags, in place of those it has; `keep` keeps it
+    Tag {
+        /// Id of the point
+        point: String,
+        /// The tags; none takes them away
+        tags: Vec<String>,
     },
     /// Delete points; what was made from them stays
     Rm {

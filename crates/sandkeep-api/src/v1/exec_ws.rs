@@ -19,9 +19,12 @@ use sandkeep_agent_api::{
     process::{Selector, Signal},
 };
 use sandkeep_agent_client::Agent;
-use sandkeep_model::{Code, Error, Result, SandboxId, State as BoxState};
+use sandkeep_model::{Code, Error, Result, SandboxId};
 use serde::{Deserialize, Serialize};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::{mpsc, watch},
+    time::timeout,
+};
 
 use super::{
     command::{InteractiveRequest, TtySize},
@@ -40,6 +43,8 @@ const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);
 /// How long a client may leave output unread before it is cut off.
 const SLOW_CLIENT: Duration = Duration::from_secs(60);
+/// How long it may take to listen to a process again whose box was paused.
+const ATTACHES: Duration = Duration::from_secs(60);
 const PING_EVERY: Duration = Duration::from_secs(30);
 /// Messages of the client that wait for the box; when full, the client has to wait.
 const WAITING_INPUTS: usize = 8;
@@ -62,14 +67,8 @@ pub(crate) async fn interactive(
     id: NativeId,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, NativeError> {
-    let sandbox = state.keeper.get(&id).await?;
-    if sandbox.state != BoxState::Running {
-        return Err(Error::conflict(format!(
-            "sandbox \"{}\" is {}, not running",
-            sandbox.id, sandbox.state
-        ))
-        .into());
-    }
+    // One that wakes by itself is woken; of others the client hears at once why not.
+    state.keeper.awake(&id).await?;
     let upgrade = upgrade.map_err(|rejection| {
         Error::invalid("upgrade", rejection.body_text()).hint(
             "connect with a WebSocket client, or POST to the same path for commands without a terminal",
@@ -204,7 +203,14 @@ async fn converse(
         return Over::ClientLeft;
     }
     let (inputs, waiting) = mpsc::channel(WAITING_INPUTS);
-    let feeder = tokio::spawn(feed(Arc::clone(state), id.clone(), pid, tty, waiting));
+    let process = Fed {
+        state: Arc::clone(state),
+        id: id.clone(),
+        pid,
+        tty,
+        attached: run.attached(),
+    };
+    let feeder = tokio::spawn(feed(process, waiting));
     let over = tokio::select! {
         over = tell(sink, &mut run) => over,
         over = listen(source, inputs) => over,
@@ -295,31 +301,52 @@ fn asked(text: &[u8]) -> Result<Asked> {
     Ok(asked)
 }
 
-/// Does what the client wants, in its order, over a connection of its own.
-async fn feed(
+/// A process that gets input.
+struct Fed {
     state: Shared,
     id: SandboxId,
     pid: u32,
     tty: bool,
-    mut waiting: mpsc::Receiver<Input>,
-) {
+    attached: watch::Receiver<bool>,
+}
+
+/// Does what the client wants, in its order, over a connection of its own. A box that is
+/// paused and wakes by itself is woken by it.
+async fn feed(mut process: Fed, mut waiting: mpsc::Receiver<Input>) {
     let mut connection: Option<Agent> = None;
     while let Some(input) = waiting.recv().await {
         let mut agent = match connection.take().filter(|agent| !agent.is_closed()) {
             Some(agent) => agent,
-            None => match agent::open(&state, &id).await {
-                Ok(agent) => agent.deadline(INPUT_DEADLINE),
+            None => match process.reach().await {
+                Ok(agent) => agent,
                 Err(error) => {
-                    tracing::debug!(sandbox = %id, pid, %error, "feeding a command");
+                    tracing::debug!(sandbox = %process.id, pid = process.pid, %error, "feeding a command");
                     return;
                 }
             },
         };
-        if let Err(error) = give(&mut agent, pid, tty, input).await {
+        if let Err(error) = give(&mut agent, process.pid, process.tty, input).await {
             // Usual when the command has just ended or closed its input.
-            tracing::debug!(sandbox = %id, pid, %error, "feeding a command");
+            tracing::debug!(sandbox = %process.id, pid = process.pid, %error, "feeding a command");
         }
         connection = Some(agent);
+    }
+}
+
+impl Fed {
+    /// Only when somebody listens to what the process answers.
+    async fn reach(&mut self) -> Result<Agent> {
+        self.state.keeper.awake(&self.id).await?;
+        let listens = self.attached.wait_for(|attached| *attached);
+        if timeout(ATTACHES, listens).await.is_err() {
+            return Err(Error::new(
+                Code::DeadlineExceeded,
+                "the process was not found again in time",
+            ));
+        }
+        Ok(agent::open(&self.state, &self.id)
+            .await?
+            .deadline(INPUT_DEADLINE))
     }
 }
 

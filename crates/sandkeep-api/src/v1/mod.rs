@@ -1,6 +1,7 @@
 //! The native API.
 
 mod audit;
+mod auto_points;
 mod builds;
 mod carry;
 mod command;
@@ -62,7 +63,8 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(builds::template_log))
         .routes(routes!(time::timeline))
         .routes(routes!(time::points))
-        .routes(routes!(time::point, time::delete))
+        .routes(routes!(time::point, time::label, time::delete))
+        .routes(routes!(auto_points::get, auto_points::put))
 }
 
 /// Routes that last as long as a command, a file or a client does, or as the memory of a

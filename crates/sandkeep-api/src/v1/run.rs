@@ -3,11 +3,13 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use sandkeep_agent_api::process::{EndEvent, Output, ProcessEvent, Selector, Signal};
 use sandkeep_agent_client::ProcessStream;
+use sandkeep_keeper as keeper;
 use sandkeep_model::{Code, Error, Result, SandboxId, State};
 use serde::Serialize;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use utoipa::ToSchema;
 
 use super::command::Command;
@@ -50,6 +52,10 @@ pub(crate) struct Run {
     closed: Pin<Box<dyn Future<Output = ()> + Send>>,
     leash: Leash,
     has_timeout: bool,
+    /// Until its end was told.
+    command: Option<keeper::Command>,
+    /// Whether what the command writes gets here; not while its box is paused.
+    attached: watch::Sender<bool>,
 }
 
 impl Run {
@@ -72,12 +78,20 @@ impl Run {
         self.leash.pid
     }
 
+    /// Tells whether what the command writes gets here.
+    pub(crate) fn attached(&self) -> watch::Receiver<bool> {
+        self.attached.subscribe()
+    }
+
     /// What happens next; after [`Happening::Exited`] or an error nothing does. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Happening> {
+        if !*self.attached.borrow() {
+            return self.attach_again().await;
+        }
         let event = tokio::select! {
             biased;
             event = self.stream.next() => event,
-            () = &mut self.closed => return Err(self.explain(cut()).await),
+            () = &mut self.closed => Err(cut()),
         };
         match event {
             Ok(Some(ProcessEvent::Data(output))) => Ok(match output {
@@ -87,17 +101,65 @@ impl Run {
             }),
             Ok(Some(ProcessEvent::End(end))) => {
                 self.leash.armed = false;
+                if let Some(command) = self.command.take() {
+                    command.ended();
+                }
                 Ok(Happening::Exited(exit(&end)))
             }
             Ok(Some(ProcessEvent::Start(_) | ProcessEvent::Keepalive(_))) => {
                 Ok(Happening::Keepalive)
             }
-            Ok(None) => Err(self.explain(cut()).await),
+            Ok(None) => self.broken(cut()).await,
             Err(error) if error.code == Code::DeadlineExceeded && self.has_timeout => {
                 self.leash.armed = false;
                 Err(time_over())
             }
-            Err(error) => Err(self.explain(error).await),
+            Err(error) => self.broken(error).await,
+        }
+    }
+
+    /// A pause, or a point with memory, ends every connection and no command.
+    async fn broken(&mut self, error: Error) -> Result<Happening> {
+        if error.code != Code::BoxUnreachable {
+            return Err(error);
+        }
+        let sandbox = self.leash.state.keeper.get(&self.leash.id).await;
+        let rests = |state| {
+            matches!(
+                state,
+                State::Pausing | State::Paused | State::Resuming | State::Running
+            )
+        };
+        // The gate fires for those who are to come back, and for nobody else that lives.
+        let was_cut = self.closed.as_mut().now_or_never().is_some();
+        if was_cut && sandbox.is_ok_and(|sandbox| rests(sandbox.state)) {
+            self.attached.send_replace(false);
+            return Ok(Happening::Keepalive);
+        }
+        Err(self.explain(error).await)
+    }
+
+    /// Waits until the box runs again, without waking it, and listens to the same process.
+    async fn attach_again(&mut self) -> Result<Happening> {
+        let (state, id) = (&self.leash.state, &self.leash.id);
+        let again = async {
+            state.keeper.running_again(id).await?;
+            let agent = agent::open(state, id).await?;
+            let closed = Box::pin(state.keeper.closed(id));
+            let stream = agent.connect_process(Selector::Pid(self.leash.pid)).await?;
+            Ok::<_, Error>((closed, stream))
+        };
+        match again.await {
+            Ok::<_, Error>((closed, stream)) => {
+                self.closed = closed;
+                self.stream = stream;
+                self.attached.send_replace(true);
+                Ok(Happening::Keepalive)
+            }
+            // It may have been paused again meanwhile.
+            Err(error) if error.code == Code::BoxUnreachable => Ok(Happening::Keepalive),
+            Err(error) if error.code == Code::NotFound => Err(self.explain(ended(&error)).await),
+            Err(error) => Err(error),
         }
     }
 
@@ -123,6 +185,17 @@ impl Run {
     }
 }
 
+/// A process that is not there after a pause ended with it: the box started cold.
+fn ended(error: &Error) -> Error {
+    Error::new(
+        Code::BoxUnreachable,
+        format!(
+            "the command ended while its sandbox was paused: {}",
+            error.message
+        ),
+    )
+}
+
 /// Trying the same again would end the same way.
 fn time_over() -> Error {
     Error::new(
@@ -142,6 +215,8 @@ fn cut() -> Error {
 }
 
 async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
+    // Before the connection: a point with memory cuts all there are.
+    let tracked = state.keeper.command(&id, &command.start).await;
     // In this order: opening may wake the box, and what ends then is not this command.
     let agent = agent::open(&state, &id).await?;
     let closed = Box::pin(state.keeper.closed(&id));
@@ -179,6 +254,8 @@ async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
         closed,
         leash,
         has_timeout: command.timeout.is_some(),
+        command: Some(tracked),
+        attached: watch::channel(true).0,
     })
 }
 
@@ -217,6 +294,8 @@ impl Drop for Leash {
         let (state, id, pid) = (Arc::clone(&self.state), self.id.clone(), self.pid);
         runtime.spawn(async move {
             let killed = async {
+                // Nobody wakes a box to end something in it.
+                state.keeper.running_again(&id).await?;
                 let mut agent = agent::open(&state, &id).await?;
                 agent.signal(Selector::Pid(pid), Signal::Kill).await
             };

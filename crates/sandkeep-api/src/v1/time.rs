@@ -1,15 +1,19 @@
 //! Pausing, waking, points, forks and rollbacks.
 
-use axum::{Json, extract::State};
-use http::{StatusCode, request::Parts};
-use sandkeep_keeper::{ForkWish, PauseWish, PointWish};
-use sandkeep_model::{
-    Error, Isolation, Pause, PauseMode, Point, PointId, Result, SandboxId, TemplateName, Timestamp,
-    point_not_found,
+use axum::{
+    Json,
+    extract::{FromRequest, Request, State},
 };
-use serde::{Deserialize, Serialize};
+use http::{StatusCode, request::Parts};
+use sandkeep_keeper::{ForkWish, PauseWish, Place, PointWish, Timeline};
+use sandkeep_model::{
+    Error, Isolation, Pause, PauseMode, Point, PointId, Result, SandboxId, State as BoxState,
+    TemplateName, Timestamp, point_not_found,
+};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
+use super::auto_points::ReasonView;
 use super::types::{SandboxView, TimeoutWish, yes};
 use crate::{
     error::{ErrorBody, ErrorDetail, NativeError},
@@ -56,6 +60,12 @@ pub(crate) struct PointView {
     #[schema(required)]
     pub name: Option<String>,
     pub tags: Vec<String>,
+    /// `snapshot`: somebody asked for it. `auto`: the rule of its sandbox did.
+    #[schema(example = "auto")]
+    pub kind: &'static str,
+    /// Why it was made, when nobody asked for it.
+    #[schema(required)]
+    pub reason: Option<ReasonView>,
     /// Whether processes and memory are in it.
     pub memory: bool,
     /// What wrote the memory, and only can read it again.
@@ -68,6 +78,8 @@ pub(crate) struct PointView {
     pub created_at: Timestamp,
     /// What the sandbox had written beyond what it was made from, and the memory.
     pub bytes: u64,
+    /// The part of that which is not in its parent.
+    pub added_bytes: u64,
     #[schema(value_type = String, example = "container")]
     pub isolation: Isolation,
     #[schema(value_type = String)]
@@ -84,9 +96,12 @@ impl From<Point> for PointView {
             parent: point.parent,
             name: point.name,
             tags: point.tags,
+            kind: point.kind.name(),
+            reason: point.reason.map(Into::into),
             why_disk_only: point.why_disk_only,
             created_at: point.created_at,
             bytes: point.bytes,
+            added_bytes: point.added_bytes,
             isolation: point.isolation,
             template: point.template,
         }
@@ -103,6 +118,41 @@ impl From<Vec<Point>> for PointList {
     fn from(points: Vec<Point>) -> Self {
         Self {
             points: points.into_iter().map(PointView::from).collect(),
+        }
+    }
+}
+
+/// What a sandbox was, as a tree.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TimelineView {
+    /// Of the sandbox, and of those it came from; oldest first. `parent` makes them a tree; one
+    /// that is not listed is gone.
+    pub points: Vec<PointView>,
+    /// Where the sandbox is, and living ones that came from one of these points.
+    pub boxes: Vec<PlaceView>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PlaceView {
+    #[schema(value_type = String)]
+    pub sandbox_id: SandboxId,
+    #[schema(value_type = String, example = "running")]
+    pub state: BoxState,
+    /// The point it came from or went through last.
+    #[schema(value_type = Option<String>, required)]
+    pub at: Option<PointId>,
+}
+
+impl From<Timeline> for TimelineView {
+    fn from(timeline: Timeline) -> Self {
+        let place = |place: Place| PlaceView {
+            sandbox_id: place.sandbox_id,
+            state: place.state,
+            at: place.at,
+        };
+        Self {
+            points: timeline.points.into_iter().map(PointView::from).collect(),
+            boxes: timeline.boxes.into_iter().map(place).collect(),
         }
     }
 }
@@ -210,16 +260,16 @@ pub(crate) async fn snapshot(
     Ok((StatusCode::CREATED, Json(point.into())))
 }
 
-/// The points of a sandbox.
+/// The points of a sandbox, what it came from, and what came from it.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/points", tag = "time", operation_id = "timeline",
     params(("id" = String, Path, description = "The sandbox")),
-    responses((status = 200, body = PointList)))]
+    responses((status = 200, body = TimelineView)))]
 pub(crate) async fn timeline(
     State(state): State<Shared>,
     id: NativeId,
-) -> Result<Json<PointList>, NativeError> {
+) -> Result<Json<TimelineView>, NativeError> {
     state.keeper.get_any(&id).await?;
-    Ok(Json(state.keeper.points(Some(&id)).await?.into()))
+    Ok(Json(state.keeper.timeline(&id).await?.into()))
 }
 
 /// All points there are.
@@ -239,6 +289,44 @@ pub(crate) async fn point(
 ) -> Result<Json<PointView>, NativeError> {
     let id: PointId = path_part(&mut parts, &state, "id").await?.parse()?;
     Ok(Json(state.keeper.point(&id).await?.into()))
+}
+
+/// What may be changed of a point.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LabelRequest {
+    /// Another name; `null` takes it away.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<String>)]
+    name: Option<Option<String>>,
+    /// Other tags, as a whole.
+    tags: Option<Vec<String>>,
+}
+
+/// Tells `null` from nothing at all.
+fn given<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    T::deserialize(deserializer).map(Some)
+}
+
+/// Names or tags a point. One with a name or the tag `keep` is never removed by a rule.
+#[utoipa::path(patch, path = "/v1/points/{id}", tag = "time", operation_id = "label_point",
+    params(("id" = String, Path, description = "The point")),
+    request_body = LabelRequest,
+    responses((status = 200, body = PointView)))]
+pub(crate) async fn label(
+    State(state): State<Shared>,
+    request: Request,
+) -> Result<Json<PointView>, NativeError> {
+    let (mut parts, body) = request.into_parts();
+    let id: PointId = path_part(&mut parts, &state, "id").await?.parse()?;
+    let request = Request::from_parts(parts, body);
+    let NativeJson(wish) = NativeJson::<LabelRequest>::from_request(request, &state).await?;
+    let point = state.keeper.label_point(&id, wish.name, wish.tags).await?;
+    Ok(Json(point.into()))
 }
 
 /// Deletes a point; what was made from it stays whole.
@@ -278,8 +366,8 @@ pub(crate) struct ChangeView {
 /// The files that are different at one point from what they were at another.
 #[utoipa::path(get, path = "/v1/points/{id}/diff/{other}", tag = "time", operation_id = "diff_points",
     params(
-        ("id" = String, Path, description = "The point before"),
-        ("other" = String, Path, description = "The point after"),
+        ("id" = String, Path, description = "The point before, by id or name"),
+        ("other" = String, Path, description = "The point after, by id or name"),
         ("text" = Option<bool>, Query, description = "With unified diffs of text files"),
     ),
     responses((status = 200, body = DiffView)))]
@@ -290,8 +378,10 @@ pub(crate) async fn diff(
 ) -> Result<Json<DiffView>, NativeError> {
     let with_text = query.parsed::<bool>("text")?.unwrap_or(false);
     query.finish("text")?;
-    let before: PointId = path_part(&mut parts, &state, "id").await?.parse()?;
-    let after: PointId = path_part(&mut parts, &state, "other").await?.parse()?;
+    let before = path_part(&mut parts, &state, "id").await?;
+    let before = called(&state, "id", &before).await?;
+    let after = path_part(&mut parts, &state, "other").await?;
+    let after = called(&state, "other", &after).await?;
     let diff = state.keeper.diff(&before, &after, with_text).await?;
     let changes = diff
         .changes

@@ -12,6 +12,7 @@ use serde::{
 };
 use utoipa::ToSchema;
 
+use super::auto_points::AutoPoints;
 use super::identity::IdentityBody;
 use super::time::PauseView;
 use crate::{create::expiry_after, extract::object};
@@ -119,6 +120,9 @@ pub(crate) struct CreateRequest {
     #[serde(default = "yes")]
     #[schema(default = true)]
     pub pause_memory: bool,
+    /// When points are made of it by themselves; as the server does for all when left out.
+    #[serde(default)]
+    pub auto_points: Option<AutoPoints>,
 }
 
 pub(crate) const fn yes() -> bool {
@@ -195,6 +199,9 @@ pub(crate) struct SandboxView {
     pub auto_resume: bool,
     #[schema(required)]
     pub idle_seconds: Option<u64>,
+    /// When points are made of it by themselves; `null`: never.
+    #[schema(required)]
+    pub auto_points: Option<AutoPoints>,
     /// The point it came from or went through last.
     #[schema(value_type = Option<String>, required)]
     pub point: Option<PointId>,
@@ -237,6 +244,7 @@ impl From<Sandbox> for SandboxView {
             metadata: sandbox.metadata,
             auto_resume: sandbox.time.auto_resume,
             idle_seconds: sandbox.time.idle_seconds,
+            auto_points: sandbox.time.points.map(Into::into),
             point: sandbox.time.head,
             pause: sandbox.time.pause.map(Into::into),
             gone,

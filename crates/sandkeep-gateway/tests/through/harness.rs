@@ -13,8 +13,10 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
+use sandkeep_agent_api::process::StartRequest;
 use sandkeep_agent_client::{Agent, Body};
 use sandkeep_gateway::{Boxes, Gateway, GatewayConfig};
+use sandkeep_keeper::{Command, Counts, Hold};
 use sandkeep_model::{Error, Result, SandboxId, Secret};
 use sandkeep_ward::Channel;
 use tokio::{
@@ -59,7 +61,7 @@ impl OneBox {
 impl Boxes for OneBox {
     type Channel = Channel;
 
-    async fn connect(&self, id: &SandboxId) -> Result<Channel> {
+    async fn connect(&self, id: &SandboxId, _: Counts) -> Result<Channel> {
         if *id != self.0.id || *self.0.ended.borrow() {
             return Err(Error::sandbox_not_found(id));
         }
@@ -68,6 +70,18 @@ impl Boxes for OneBox {
         }
         self.0.connects.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(UnixStream::connect(&self.0.socket).await?))
+    }
+
+    async fn command(&self, _: &SandboxId, _: &StartRequest) -> Command {
+        Command::default()
+    }
+
+    fn hold(&self, _: &SandboxId) -> Option<Hold> {
+        None
+    }
+
+    fn wanted_back(&self, _: &SandboxId) -> impl Future<Output = ()> + Send + 'static {
+        std::future::pending()
     }
 
     async fn awake(&self, id: &SandboxId) -> Result<()> {

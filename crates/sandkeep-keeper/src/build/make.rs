@@ -18,7 +18,7 @@ use super::{
     warm::{StartOrder, start_and_wait},
     workshop::{Bench, Floor, Workshop},
 };
-use crate::{core::Core, egress::Egress};
+use crate::{core::Core, egress::Egress, time::PointOrder};
 
 /// No build takes this long unless something hangs.
 const LONGEST: Duration = Duration::from_secs(4 * 3600);
@@ -234,9 +234,12 @@ impl Core {
                 };
                 here.perform(step).await.map_err(at(&number))?;
                 here.settle().await;
-                let tags = [hashes[place].clone()];
+                let order = PointOrder {
+                    tags: vec![hashes[place].clone()],
+                    ..PointOrder::of(PointKind::Layer)
+                };
                 let layer = self
-                    .point_of_disk(&entry, PointKind::Layer, None, &tags, None)
+                    .point_of_disk(&entry, order)
                     .await
                     .map_err(at(&number))?;
                 floor = Floor::Layer(layer);

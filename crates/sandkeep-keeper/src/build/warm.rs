@@ -16,7 +16,9 @@ use super::{
     log::Lines,
     workshop::{Bench, Call, Floor, Workshop, run, start, went_well},
 };
-use crate::{agent, core::Core, create::Up, egress::Egress, registry::Entry, sync::lock};
+use crate::{
+    agent, core::Core, create::Up, egress::Egress, registry::Entry, sync::lock, time::PointOrder,
+};
 
 /// Between two looks whether it is ready.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -423,9 +425,11 @@ impl Core {
         tokio::time::sleep(LAST_WORDS).await;
         entry.ward.freeze(&entry.id).await?;
         entry.reach.close();
-        let tags = [build.to_string()];
-        self.make_point(entry, PointKind::Template, None, &tags)
-            .await
+        let order = PointOrder {
+            tags: vec![build.to_string()],
+            ..PointOrder::of(PointKind::Template)
+        };
+        self.make_point(entry, order).await
     }
 
     /// Starts what a template is for in a fresh box and keeps it. What was kept is tried before

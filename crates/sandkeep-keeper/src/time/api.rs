@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sandkeep_model::{
-    Expiry, Point, PointId, PointKind, Result, Sandbox, SandboxId, State, TemplateName,
+    Error, Expiry, Point, PointId, Result, Sandbox, SandboxId, State, TemplateName,
 };
 use sandkeep_vault::Diff;
 
@@ -36,12 +36,31 @@ pub struct ForkWish {
     pub expiry: Option<Expiry>,
 }
 
+/// What a box was, and where it and others are in that.
+#[derive(Debug, Clone)]
+pub struct Timeline {
+    /// Of the box, and of those it came from; oldest first.
+    pub points: Vec<Point>,
+    /// The box itself, and living boxes that came from one of these points.
+    pub boxes: Vec<Place>,
+}
+
+/// Where in time a box is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pub sandbox_id: SandboxId,
+    pub state: State,
+    /// The point it came from or went through last.
+    pub at: Option<PointId>,
+}
+
 impl Keeper {
     /// Puts a running box to rest. The answer tells how deep that went and why not deeper.
     pub async fn pause(&self, id: &SandboxId, wish: PauseWish) -> Result<Sandbox> {
         let core = Arc::clone(&self.core);
         let entry = core.registry.owned(id)?;
         let memory = wish == PauseWish::Memory;
+        entry.auto.settled().await;
         self.core
             .finish(async move { core.pause_if(&entry, memory, |_| true).await })
             .await
@@ -74,10 +93,21 @@ impl Keeper {
             .await
     }
 
+    /// Returns when the box runs, without waking it; `NotFound` when it ends instead.
+    pub async fn running_again(&self, id: &SandboxId) -> Result<()> {
+        let entry = self.core.registry.owned(id)?;
+        let over = |state| matches!(state, State::Running | State::Stopping | State::Gone);
+        match entry.until(over).await {
+            State::Running => Ok(()),
+            _ => Err(Error::sandbox_not_found(id)),
+        }
+    }
+
     /// Keeps what a running box is now.
     pub async fn snapshot(&self, id: &SandboxId, wish: PointWish) -> Result<Point> {
         let core = Arc::clone(&self.core);
         let entry = core.registry.owned(id)?;
+        entry.auto.settled().await;
         self.core
             .finish(async move { core.snapshot(&entry, wish).await })
             .await
@@ -87,6 +117,7 @@ impl Keeper {
     pub async fn fork(&self, id: &SandboxId, wish: ForkWish) -> Result<Vec<Result<Sandbox>>> {
         let core = Arc::clone(&self.core);
         let entry = core.registry.owned(id)?;
+        entry.auto.settled().await;
         self.core
             .finish(async move { core.fork(&entry, wish).await })
             .await
@@ -97,19 +128,39 @@ impl Keeper {
         let core = Arc::clone(&self.core);
         let entry = core.registry.owned(id)?;
         let to = to.clone();
+        entry.auto.settled().await;
         self.core
             .finish(async move { core.rollback(&entry, &to).await })
             .await
     }
 
-    /// Points somebody asked for, oldest first; of one box, or all.
+    /// Points that stay until somebody or a rule removes them, oldest first; of one box, or
+    /// all.
     pub async fn points(&self, of: Option<&SandboxId>) -> Result<Vec<Point>> {
         let mut points = match of {
             Some(id) => self.core.store.points_of(id).await?,
             None => self.core.store.points().await?,
         };
-        points.retain(|point| point.kind == PointKind::Snapshot);
+        points.retain(|point| point.kind.stays());
         Ok(points)
+    }
+
+    /// The tree of what a box was, with the points of the commands that have ended.
+    pub async fn timeline(&self, id: &SandboxId) -> Result<Timeline> {
+        if let Ok(entry) = self.core.registry.owned(id) {
+            entry.auto.settled().await;
+        }
+        self.core.timeline(id).await
+    }
+
+    /// Gives a point another name or other tags; `None` leaves what it has.
+    pub async fn label_point(
+        &self,
+        id: &PointId,
+        name: Option<Option<String>>,
+        tags: Option<Vec<String>>,
+    ) -> Result<Point> {
+        self.core.label_point(id, name, tags).await
     }
 
     pub async fn point(&self, id: &PointId) -> Result<Point> {

@@ -95,7 +95,9 @@ impl Core {
             .await?;
         let mut point = Point {
             kind: PointKind::Snapshot,
+            reason: None,
             bytes: opened.bytes,
+            added_bytes: opened.bytes,
             ..opened.point
         };
         if !opened.memory && point.engine.take().is_some() {

@@ -7,7 +7,7 @@ use sandkeep_model::{
     Result, Sandbox, TimeWish,
 };
 
-use super::ForkWish;
+use super::{ForkWish, snapshot::PointOrder};
 use crate::{core::Core, create::Plan, registry::Entry};
 
 /// More than this at once is a mistake.
@@ -30,7 +30,7 @@ impl Core {
             Some(at) => self.point(at).await?,
             None => {
                 let _turn = entry.turn.lock().await;
-                self.point_now(entry, PointKind::Fork, None, None, Vec::new())
+                self.point_now(entry, None, PointOrder::of(PointKind::Fork))
                     .await?
             }
         };
@@ -79,6 +79,7 @@ impl Core {
                         auto_resume: source.time.auto_resume,
                         pause_files_only: source.time.pause_files_only,
                         idle_seconds: source.time.idle_seconds,
+                        points: Some(source.time.points.clone().unwrap_or_default()),
                     },
                     identity: Identity {
                         parent: Some(source.id.clone()),

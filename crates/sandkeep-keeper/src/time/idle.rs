@@ -10,7 +10,9 @@ const CPU_FLOOR_PCT: f64 = 1.0;
 impl Core {
     /// Called with each sample of a running box.
     pub fn look_idle(self: &Arc<Self>, entry: &Arc<Entry>, cpu_used_pct: f64) {
-        if cpu_used_pct > CPU_FLOOR_PCT {
+        // Both are asked: what was moved is compared with what was moved before.
+        let talks = entry.reach.talked();
+        if talks || cpu_used_pct > CPU_FLOOR_PCT {
             entry.activity.touch();
             return;
         }

@@ -8,16 +8,20 @@
 mod activity;
 mod adopt;
 mod api;
+mod auto;
 mod carry;
 mod fork;
 mod idle;
 mod pause;
 mod points;
 mod resume;
+mod risky;
 mod rollback;
 mod snapshot;
 
-pub use activity::Activity;
+pub use activity::{Activity, Counts, Hold};
 pub use adopt::Rest;
-pub use api::{ForkWish, PauseWish, PointWish};
 pub use carry::Export;
+pub use api::{ForkWish, PauseWish, Place, PointWish, Timeline};
+pub use auto::{Auto, Command, check as check_point_policy};
+pub use snapshot::PointOrder;

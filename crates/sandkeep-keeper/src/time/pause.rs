@@ -7,6 +7,7 @@ use sandkeep_model::{
 };
 use sandkeep_store::{TimeStep, WardNote};
 
+use super::snapshot::PointOrder;
 use crate::{core::Core, registry::Entry};
 
 impl Core {
@@ -100,7 +101,8 @@ impl Core {
         entry.ward.freeze(&entry.id).await?;
         // External connections end here; the box finds them closed when it wakes.
         entry.reach.close();
-        match self.make_point(entry, PointKind::Pause, None, &[]).await {
+        let order = PointOrder::of(PointKind::Pause);
+        match self.make_point(entry, order).await {
             Ok(point) => self.rest_at(entry, &point).await,
             Err(refused) => {
                 // Never lost: what can not go to the disk stays in memory, or in swap.

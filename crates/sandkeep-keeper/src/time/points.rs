@@ -3,11 +3,13 @@
 use std::{collections::HashSet, sync::Arc};
 
 use sandkeep_model::{
-    Code, Error, Point, PointId, PointKind, Result, SandboxId, TemplateName, point_not_found,
+    Code, Error, Point, PointId, PointKind, Result, SandboxId, State, TemplateName,
+    check_point_name, check_point_tags, point_not_found,
 };
 use sandkeep_vault::{Diff, PointInfo};
 use sandkeep_ward::Ward;
 
+use super::{Timeline, api::Place};
 use crate::core::Core;
 
 impl Core {
@@ -79,8 +81,88 @@ impl Core {
         if !self.store.delete_point(&point).await? {
             return Err(point_not_found(id));
         }
+        self.step_back(&point);
         self.forget_files(id).await;
         Ok(())
+    }
+
+    /// Boxes that came from a point that is gone came from what it came from, as the ledger
+    /// has it already.
+    fn step_back(&self, gone: &Point) {
+        for entry in self.registry.all() {
+            entry.amend(|sandbox| {
+                if sandbox.time.head.as_ref() == Some(&gone.id) {
+                    sandbox.time.head.clone_from(&gone.parent);
+                }
+            });
+        }
+    }
+
+    /// Gives a point another name or other tags; `None` leaves what it has.
+    pub async fn label_point(
+        &self,
+        id: &PointId,
+        name: Option<Option<String>>,
+        tags: Option<Vec<String>>,
+    ) -> Result<Point> {
+        let mut point = self.point(id).await?;
+        if let Some(name) = name {
+            if let Some(name) = &name {
+                check_point_name("name", name)?;
+            }
+            point.name = name;
+        }
+        if let Some(tags) = tags {
+            check_point_tags(&tags)?;
+            point.tags = tags;
+        }
+        if !self.store.label_point(&point).await? {
+            return Err(point_not_found(id));
+        }
+        Ok(point)
+    }
+
+    /// What a box was, what it came from, and which boxes are where in it.
+    pub async fn timeline(&self, id: &SandboxId) -> Result<Timeline> {
+        let mut points = self.store.points_of(id).await?;
+        points.retain(|point| point.kind.stays());
+        // What the box itself came from was made of other boxes.
+        let head = self
+            .registry
+            .owned(id)
+            .ok()
+            .and_then(|entry| entry.with(|sandbox| sandbox.time.head.clone()));
+        let mut known: HashSet<PointId> = points.iter().map(|point| point.id.clone()).collect();
+        let mut wanted: Vec<PointId> = points.iter().filter_map(|p| p.parent.clone()).collect();
+        wanted.extend(head);
+        while let Some(parent) = wanted.pop() {
+            if !known.insert(parent.clone()) {
+                continue;
+            }
+            // One that is gone leaves a gap.
+            if let Some(point) = self.store.point(&parent).await? {
+                wanted.extend(point.parent.clone());
+                points.push(point);
+            }
+        }
+        points.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        let boxes = self
+            .registry
+            .all()
+            .into_iter()
+            .filter(|entry| !entry.pooled())
+            .map(|entry| entry.with(|b| (b.id.clone(), b.state, b.time.head.clone())))
+            .filter(|(other, state, head)| {
+                let comes_from_here = head.as_ref().is_some_and(|head| known.contains(head));
+                *state != State::Gone && (other == id || comes_from_here)
+            })
+            .map(|(sandbox_id, state, at)| Place {
+                sandbox_id,
+                state,
+                at,
+            })
+            .collect();
+        Ok(Timeline { points, boxes })
     }
 
     pub async fn diff(&self, before: &PointId, after: &PointId, with_text: bool) -> Result<Diff> {
@@ -95,6 +177,7 @@ impl Core {
             tracing::warn!(point = %point.id, %error, "a point stays in the ledger for now");
             return;
         }
+        self.step_back(point);
         self.forget_files(&point.id).await;
     }
 
@@ -106,6 +189,21 @@ impl Core {
 
     /// Points that rested boxes needed and nobody needs any more.
     pub async fn drop_pauses(&self, sandbox: &SandboxId, but: Option<&PointId>) {
+        self.drop_points(sandbox, |point| {
+            point.kind == PointKind::Pause && Some(&point.id) != but
+        })
+        .await;
+    }
+
+    /// What goes with a box that is gone. Points somebody asked for or named outlive it.
+    pub async fn drop_all_but_kept(&self, sandbox: &SandboxId) {
+        self.drop_points(sandbox, |point| {
+            point.kind == PointKind::Pause || point.may_go()
+        })
+        .await;
+    }
+
+    async fn drop_points(&self, sandbox: &SandboxId, which: impl Fn(&Point) -> bool + Send) {
         let points = match self.store.points_of(sandbox).await {
             Ok(points) => points,
             Err(error) => {
@@ -113,10 +211,8 @@ impl Core {
                 return;
             }
         };
-        for point in points {
-            if point.kind == PointKind::Pause && Some(&point.id) != but {
-                self.drop_point(&point).await;
-            }
+        for point in points.iter().filter(|point| which(point)) {
+            self.drop_point(point).await;
         }
     }
 
@@ -136,6 +232,12 @@ impl Core {
             let served = match point.kind {
                 PointKind::Snapshot | PointKind::Layer => false,
                 PointKind::Template => !point.tags.iter().any(|tag| builds.contains(tag)),
+                // What was made by itself and nobody named goes with its box.
+                PointKind::Auto => {
+                    point.may_go()
+                        && !needed.contains(&point.id)
+                        && self.registry.find(&point.sandbox_id).is_none()
+                }
                 PointKind::Pause | PointKind::Fork => !needed.contains(&point.id),
             };
             if served || !files.contains(&point.id) {

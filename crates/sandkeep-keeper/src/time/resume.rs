@@ -191,6 +191,8 @@ impl Core {
         time.pause = None;
         if let Some(EventKind::RolledBack { to }) = &awake.also {
             time.head = Some(to.clone());
+            // The disk began anew there.
+            time.head_written = 0;
         }
         let step = TimeStep {
             from: State::Resuming,

@@ -3,13 +3,37 @@
 use std::sync::Arc;
 
 use sandkeep_model::{
-    EngineBuild, Error, Point, PointId, PointKind, Result, State, Timestamp, check_point_name,
-    check_point_tags,
+    EngineBuild, Error, Point, PointId, PointKind, PointReason, Result, State, Timestamp,
+    check_point_name, check_point_tags,
 };
 use sandkeep_vault::PointDraft;
 
 use super::PointWish;
 use crate::{core::Core, registry::Entry};
+
+/// What a point is to be, apart from what is in it.
+#[derive(Debug, Clone)]
+pub struct PointOrder {
+    pub kind: PointKind,
+    pub name: Option<String>,
+    pub tags: Vec<String>,
+    /// Why, when nobody asked.
+    pub reason: Option<PointReason>,
+    /// Why memory that was wished for is not in it.
+    pub why_disk_only: Option<String>,
+}
+
+impl PointOrder {
+    pub const fn of(kind: PointKind) -> Self {
+        Self {
+            kind,
+            name: None,
+            tags: Vec::new(),
+            reason: None,
+            why_disk_only: None,
+        }
+    }
+}
 
 impl Core {
     /// Keeps what a box is now; it goes on. A paused box is kept as it rests.
@@ -19,27 +43,20 @@ impl Core {
         }
         check_point_tags(&wish.tags)?;
         let _turn = entry.turn.lock().await;
-        let point = self
-            .point_now(
-                entry,
-                PointKind::Snapshot,
-                wish.memory,
-                wish.name,
-                wish.tags,
-            )
-            .await?;
-        self.set_head(entry, &point.id).await;
-        Ok(point)
+        let order = PointOrder {
+            name: wish.name,
+            tags: wish.tags,
+            ..PointOrder::of(PointKind::Snapshot)
+        };
+        self.point_now(entry, wish.memory, order).await
     }
 
     /// `memory`: `None` takes it when this level can. The caller has the turn.
     pub async fn point_now(
         &self,
         entry: &Arc<Entry>,
-        kind: PointKind,
         memory: Option<bool>,
-        name: Option<String>,
-        tags: Vec<String>,
+        mut order: PointOrder,
     ) -> Result<Point> {
         match entry.state() {
             State::Running => {}
@@ -57,48 +74,55 @@ impl Core {
             None => entry.ward.engine().await.ok(),
         };
         if engine.is_none() {
-            return self.point_of_disk(entry, kind, name, &tags, None).await;
+            return self.point_of_disk(entry, order).await;
         }
         self.begin_pausing(entry).await?;
         let frozen = async {
             entry.ward.freeze(&entry.id).await?;
             entry.reach.close();
-            self.make_point(entry, kind, name.clone(), &tags).await
+            self.make_point(entry, order.clone()).await
         };
         let made = frozen.await;
         self.go_on(entry).await;
         match made {
             Err(refused) if memory.is_none() => {
-                let why = Some(refused.message);
-                self.point_of_disk(entry, kind, name, &tags, why).await
+                order.why_disk_only = Some(refused.message);
+                self.point_of_disk(entry, order).await
             }
             made => made,
         }
     }
 
     /// The disk alone, in one moment, while the box runs.
-    pub async fn point_of_disk(
+    pub async fn point_of_disk(&self, entry: &Entry, order: PointOrder) -> Result<Point> {
+        let draft = self.vault.begin_point(PointId::random()).await?;
+        let draft = self.vault.take_disk(draft, &entry.id).await?;
+        self.publish(entry, draft, order, None).await
+    }
+
+    /// The same, unless the disk is what it was at the point the box went through last.
+    pub async fn point_if_changed(
         &self,
         entry: &Entry,
-        kind: PointKind,
-        name: Option<String>,
-        tags: &[String],
-        why: Option<String>,
-    ) -> Result<Point> {
+        order: PointOrder,
+    ) -> Result<Option<Point>> {
+        let Some(head) = entry.with(|sandbox| sandbox.time.head.clone()) else {
+            return self.point_of_disk(entry, order).await.map(Some);
+        };
         let draft = self.vault.begin_point(PointId::random()).await?;
-        self.publish(entry, draft, kind, name, tags, None, why)
-            .await
+        let changed = self
+            .vault
+            .take_changed_disk(draft, &entry.id, &head)
+            .await?;
+        match changed {
+            Some(draft) => self.publish(entry, draft, order, None).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Memory and disk of a frozen box. Refused where the level or the box does not allow it;
     /// the box stays frozen.
-    pub async fn make_point(
-        &self,
-        entry: &Entry,
-        kind: PointKind,
-        name: Option<String>,
-        tags: &[String],
-    ) -> Result<Point> {
+    pub async fn make_point(&self, entry: &Entry, order: PointOrder) -> Result<Point> {
         let engine = entry.ward.engine().await?;
         let engine = EngineBuild {
             name: engine.name,
@@ -109,37 +133,35 @@ impl Core {
         }
         let draft = self.vault.begin_point(PointId::random()).await?;
         entry.ward.save(&entry.id, &draft.memory()?).await?;
-        self.publish(entry, draft, kind, name, tags, Some(engine), None)
-            .await
+        let draft = self.vault.take_disk(draft, &entry.id).await?;
+        self.publish(entry, draft, order, Some(engine)).await
     }
 
     /// Vault first, then ledger: a point nobody knows is swept at the next start.
-    #[expect(clippy::too_many_arguments, reason = "they are the point")]
     async fn publish(
         &self,
         entry: &Entry,
         draft: PointDraft,
-        kind: PointKind,
-        name: Option<String>,
-        tags: &[String],
+        order: PointOrder,
         engine: Option<EngineBuild>,
-        why_disk_only: Option<String>,
     ) -> Result<Point> {
-        let draft = self.vault.take_disk(draft, &entry.id).await?;
         let made = self.vault.publish_point(draft, &entry.id).await?;
         let written = self.vault.disk_usage(&entry.id).await.unwrap_or(0);
         let sandbox = entry.sandbox();
+        let added = written.saturating_sub(sandbox.time.head_written);
         let point = Point {
             id: made.id,
             sandbox_id: sandbox.id,
             parent: sandbox.time.head,
-            name,
-            tags: tags.to_vec(),
-            kind,
+            name: order.name,
+            tags: order.tags,
+            kind: order.kind,
+            reason: order.reason,
             engine,
-            why_disk_only,
+            why_disk_only: order.why_disk_only,
             created_at: Timestamp::now(),
             bytes: written.saturating_add(made.memory_bytes),
+            added_bytes: added.saturating_add(made.memory_bytes),
             isolation: sandbox.isolation,
             template: sandbox.template,
             limits: sandbox.limits,
@@ -148,12 +170,18 @@ impl Core {
             self.forget_files(&point.id).await;
             return Err(error.context("writing down the point"));
         }
+        if point.kind.stays() {
+            self.set_head(entry, &point.id, written).await;
+        }
         Ok(point)
     }
 
     /// The next point of the box has this one as its parent.
-    pub async fn set_head(&self, entry: &Entry, head: &PointId) {
-        entry.amend(|sandbox| sandbox.time.head = Some(head.clone()));
+    async fn set_head(&self, entry: &Entry, head: &PointId, written: u64) {
+        entry.amend(|sandbox| {
+            sandbox.time.head = Some(head.clone());
+            sandbox.time.head_written = written;
+        });
         let time = entry.with(|sandbox| sandbox.time.clone());
         if let Err(error) = self.store.set_time(&entry.id, &time).await {
             tracing::warn!(id = %entry.id, %error, "the place in time is not in the ledger");

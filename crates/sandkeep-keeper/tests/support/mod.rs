@@ -140,6 +140,7 @@ pub fn config() -> KeeperConfig {
         max_lifetime: None,
         keep_history: Duration::from_secs(3600),
         network: NetworkConfig::default(),
+        points: None,
     }
 }
 

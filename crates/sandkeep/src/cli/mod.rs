@@ -19,6 +19,7 @@ mod sse;
 pub mod template;
 mod terminal;
 mod time;
+mod timeline;
 mod watch;
 
 use std::{

@@ -42,12 +42,25 @@ pub async fn race(client: &Client, output: Output, args: RaceArgs) -> anyhow::Re
     }
     let mut running: FuturesUnordered<_> = ids
         .iter()
-        .map(|id| run(client, id.clone(), &args.command))
+        .zip(1_u32..)
+        .map(|(id, way)| run(client, id.clone(), way, &args.command))
         .collect();
     // In the order they cross the line.
     let mut runners = Vec::new();
-    while let Some(runner) = running.next().await {
-        runners.push(runner);
+    let stopped = loop {
+        let next = tokio::select! {
+            next = running.next() => next,
+            _ = tokio::signal::ctrl_c() => break true,
+        };
+        match next {
+            Some(runner) => runners.push(runner),
+            None => break false,
+        }
+    };
+    if stopped {
+        // Nobody is to find copies lying about.
+        destroy(client, output, &ids).await?;
+        return Ok(130);
     }
     let winner = runners.iter().find(|runner| runner.won());
     report(output, &runners, winner)?;
@@ -58,22 +71,27 @@ pub async fn race(client: &Client, output: Output, args: RaceArgs) -> anyhow::Re
         Some(winner) => promote(client, &source, &winner.id).await,
         None => Ok(()),
     };
-    for id in &ids {
+    destroy(client, output, &ids).await?;
+    promoted?;
+    Ok(u8::from(winner.is_none()))
+}
+
+async fn destroy(client: &Client, output: Output, ids: &[String]) -> Result<()> {
+    for id in ids {
         let request = client.request(Method::DELETE, &["sandboxes", id])?;
         if let Err(error) = client.json(request).await {
             super::complain(&error.into(), output.json);
         }
     }
-    promoted?;
-    Ok(u8::from(winner.is_none()))
+    Ok(())
 }
 
-async fn run(client: &Client, id: String, command: &[String]) -> Runner {
+async fn run(client: &Client, id: String, way: u32, command: &[String]) -> Runner {
     let begun = Instant::now();
     let ended = async {
         let request = client
             .request(Method::POST, &["sandboxes", &id, "exec"])?
-            .json(&json!({ "cmd": command }));
+            .json(&json!({ "cmd": command, "env": { "SANDKEEP_WAY": way.to_string() } }));
         client.json_whenever(request).await
     }
     .await;
@@ -86,7 +104,7 @@ async fn run(client: &Client, id: String, command: &[String]) -> Runner {
 
 /// The box becomes what the winner is; the point in between goes when it has served.
 async fn promote(client: &Client, source: &str, winner: &str) -> Result<()> {
-    let point = post(client, winner, "points", &json!({ "memory": false })).await?;
+    let point = post(client, winner, "points", &json!({})).await?;
     let point = point["id"].as_str().unwrap_or_default().to_owned();
     let back = post(client, source, "rollback", &json!({ "to": point })).await;
     let request = client.request(Method::DELETE, &["points", &point])?;

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     args::{BoxArgs, CreateArgs, RunArgs},
+    auto_rule::AutoRule,
     quantity::{Size, Span},
 };
 
@@ -98,6 +99,9 @@ fn time_wish(args: &CreateArgs) -> Value {
     }
     if let Some(seconds) = args.idle.and_then(Span::seconds) {
         wish.insert("idle_seconds".to_owned(), seconds.into());
+    }
+    if let Some(policy) = AutoRule::all(&args.auto_points) {
+        wish.insert("auto_points".to_owned(), json!(policy));
     }
     wish.into()
 }

@@ -8,9 +8,12 @@ use super::{
     carry,
     client::Client,
     output::{Output, clean},
-    race,
+    race, timeline,
 };
-use crate::time_args::{PointsCommand, TimeCommand};
+use crate::{
+    auto_rule::AutoRule,
+    time_args::{PointsCommand, TimeCommand},
+};
 
 pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyhow::Result<u8> {
     match command {
@@ -59,7 +62,7 @@ pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyh
             let view = post(client, &sandbox, "rollback", &json!({ "to": to })).await?;
             show(output, &view, text(&view, "id"))
         }
-        TimeCommand::Timeline { sandbox } => timeline(client, output, &sandbox).await,
+        TimeCommand::Timeline { sandbox } => timeline::timeline(client, output, &sandbox).await,
         TimeCommand::Points(PointsCommand::Ls) => points(client, output).await,
         TimeCommand::Points(PointsCommand::Export { point, file }) => {
             carry::export(client, output, &point, file.as_deref()).await
@@ -73,6 +76,17 @@ pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyh
                 client.json(request).await?;
             }
             Ok(0)
+        }
+        TimeCommand::Points(PointsCommand::Name { point, name }) => {
+            let view = patch(client, &point, &json!({ "name": name })).await?;
+            show(output, &view, text(&view, "id"))
+        }
+        TimeCommand::Points(PointsCommand::Tag { point, tags }) => {
+            let view = patch(client, &point, &json!({ "tags": tags })).await?;
+            show(output, &view, text(&view, "id"))
+        }
+        TimeCommand::AutoPoints { sandbox, rules } => {
+            auto_points(client, output, &sandbox, &rules).await
         }
         TimeCommand::Diff {
             before,
@@ -89,6 +103,32 @@ pub async fn post(client: &Client, sandbox: &str, what: &str, body: &Value) -> R
         .request(Method::POST, &["sandboxes", &id, what])?
         .json(body);
     client.json(request).await
+}
+
+async fn patch(client: &Client, point: &str, body: &Value) -> Result<Value> {
+    let request = client
+        .request(Method::PATCH, &["points", point])?
+        .json(body);
+    client.json(request).await
+}
+
+async fn auto_points(
+    client: &Client,
+    output: Output,
+    sandbox: &str,
+    rules: &[AutoRule],
+) -> anyhow::Result<u8> {
+    let id = client.find(sandbox).await?;
+    let place = ["sandboxes", id.as_str(), "auto-points"];
+    let view = match AutoRule::all(rules) {
+        Some(policy) => {
+            let request = client.request(Method::PUT, &place)?.json(&policy);
+            client.json(request).await?
+        }
+        None => client.get(&place).await?,
+    };
+    output.json(&view)?;
+    Ok(0)
 }
 
 fn show(output: Output, view: &Value, line: &str) -> anyhow::Result<u8> {
@@ -137,59 +177,6 @@ fn forks(output: Output, view: &Value) -> anyhow::Result<u8> {
     }
 }
 
-async fn timeline(client: &Client, output: Output, sandbox: &str) -> anyhow::Result<u8> {
-    let id = client.find(sandbox).await?;
-    let answer = client.get(&["sandboxes", &id, "points"]).await?;
-    if output.json {
-        output.json(&answer)?;
-        return Ok(0);
-    }
-    let points = answer["points"].as_array().cloned().unwrap_or_default();
-    let view = client.get(&["sandboxes", &id]).await?;
-    for line in tree(&points, view["point"].as_str()) {
-        output.line(&line)?;
-    }
-    Ok(0)
-}
-
-/// One line per point, children below and to the right of their parents.
-fn tree(points: &[Value], head: Option<&str>) -> Vec<String> {
-    let known = |id: &str| points.iter().any(|point| text(point, "id") == id);
-    let mut lines = Vec::new();
-    // Those whose parents are elsewhere or gone are roots; the newest is drawn first.
-    let mut stack: Vec<(&Value, usize)> = points
-        .iter()
-        .filter(|point| !known(text(point, "parent")))
-        .map(|point| (point, 0))
-        .collect();
-    while let Some((point, depth)) = stack.pop() {
-        let id = text(point, "id");
-        let mark = if head == Some(id) { "*" } else { "o" };
-        let mut line = format!(
-            "{}{mark} {id}  {}",
-            "  ".repeat(depth),
-            text(point, "created_at")
-        );
-        if let Some(name) = point["name"].as_str() {
-            line.push_str(&format!("  {name}"));
-        }
-        let what = if point["memory"] == true {
-            "memory"
-        } else {
-            "files"
-        };
-        let bytes = human_bytes(point["bytes"].as_u64().unwrap_or_default());
-        line.push_str(&format!("  {what}, {bytes}"));
-        lines.push(clean(&line));
-        // A tree as deep as this is no picture any more, and a ring can not be drawn.
-        if lines.len() <= points.len() {
-            let children = points.iter().filter(|child| text(child, "parent") == id);
-            stack.extend(children.map(|child| (child, depth + 1)));
-        }
-    }
-    lines
-}
-
 async fn points(client: &Client, output: Output) -> anyhow::Result<u8> {
     let answer = client.get(&["points"]).await?;
     let points = answer["points"].as_array().cloned().unwrap_or_default();
@@ -204,6 +191,7 @@ async fn points(client: &Client, output: Output) -> anyhow::Result<u8> {
                 text(point, "id").to_owned(),
                 text(point, "sandbox_id").to_owned(),
                 text(point, "name").to_owned(),
+                text(point, "kind").to_owned(),
                 if point["memory"] == true {
                     "memory"
                 } else {
@@ -215,7 +203,10 @@ async fn points(client: &Client, output: Output) -> anyhow::Result<u8> {
             ]
         })
         .collect();
-    output.table(&["ID", "BOX", "NAME", "KEEPS", "SIZE", "CREATED"], &rows)?;
+    output.table(
+        &["ID", "BOX", "NAME", "KIND", "KEEPS", "SIZE", "CREATED"],
+        &rows,
+    )?;
     Ok(0)
 }
 
@@ -262,36 +253,6 @@ fn changed(change: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_timeline_is_a_tree_with_a_mark_where_the_box_is() {
-        let point = |id: &str, parent: Option<&str>| json!({"id": id, "parent": parent, "created_at": "t", "bytes": 0, "memory": false});
-        let points = [
-            point("p1", None),
-            point("p2", Some("p1")),
-            point("p3", Some("p1")),
-            point("p4", Some("gone")),
-        ];
-        let lines = tree(&points, Some("p2"));
-        assert_eq!(
-            lines,
-            [
-                "o p4  t  files, 0 B",
-                "o p1  t  files, 0 B",
-                "  o p3  t  files, 0 B",
-                "  * p2  t  files, 0 B",
-            ]
-        );
-    }
-
-    #[test]
-    fn a_ring_of_parents_ends() {
-        let ring = [
-            json!({"id": "a", "parent": "b"}),
-            json!({"id": "b", "parent": "a"}),
-        ];
-        assert!(tree(&ring, None).len() <= 3);
-    }
 
     #[test]
     fn changes_say_what_became_of_the_size() {
