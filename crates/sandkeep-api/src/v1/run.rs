@@ -144,7 +144,7 @@ impl Run {
         let (state, id) = (&self.leash.state, &self.leash.id);
         let again = async {
             state.keeper.running_again(id).await?;
-            let agent = agent::open(state, id).await?;
+            let agent = agent::listen(state, id).await?;
             let closed = Box::pin(state.keeper.closed(id));
             let stream = agent.connect_process(Selector::Pid(self.leash.pid)).await?;
             Ok::<_, Error>((closed, stream))
@@ -218,7 +218,7 @@ async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
     // Before the connection: a point with memory cuts all there are.
     let tracked = state.keeper.command(&id, &command.start).await;
     // In this order: opening may wake the box, and what ends then is not this command.
-    let agent = agent::open(&state, &id).await?;
+    let agent = agent::listen(&state, &id).await?;
     let closed = Box::pin(state.keeper.closed(&id));
     let user = command.user.as_deref();
     let mut stream = agent.start(&command.start, user, command.timeout).await?;
