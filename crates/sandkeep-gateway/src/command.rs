@@ -159,7 +159,7 @@ mod tests {
         };
         let framed = encode_message(&start).unwrap();
         assert_eq!(start_request(&framed), Some(start));
-        for rubbish in [&b""[..], b"{}", b"\0\0\0\0\x02[]", b"\0\xff\xff\xff\xff"] {
+        for rubbish in [&b""[..], b"{}", b"\0\0\0\0\x02{]", b"\0\xff\xff\xff\xff"] {
             assert_eq!(start_request(rubbish), None, "{rubbish:?}");
         }
     }

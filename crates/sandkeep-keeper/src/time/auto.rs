@@ -132,6 +132,23 @@ struct After {
     line: String,
 }
 
+/// A point that is still to be made, whatever becomes of it.
+struct Pending(Arc<Entry>);
+
+impl Pending {
+    fn new(entry: Arc<Entry>) -> Self {
+        entry.auto.pending.fetch_add(1, Ordering::AcqRel);
+        Self(entry)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.auto.pending.fetch_sub(1, Ordering::AcqRel);
+        self.0.auto.settled.notify_waiters();
+    }
+}
+
 impl std::fmt::Debug for Command {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Command")
@@ -158,13 +175,11 @@ impl Command {
         let Some(core) = core.upgrade().filter(|_| wanted) else {
             return;
         };
-        entry.auto.pending.fetch_add(1, Ordering::AcqRel);
+        let pending = Pending::new(entry);
         let tasks = core.tasks.clone();
         tasks.spawn(async move {
             let reason = PointReason::of_command(PointWhy::AfterExec, &line, None);
-            core.auto_point(&entry, reason).await;
-            entry.auto.pending.fetch_sub(1, Ordering::AcqRel);
-            entry.auto.settled.notify_waiters();
+            core.auto_point(&pending.0, reason).await;
         });
     }
 }
