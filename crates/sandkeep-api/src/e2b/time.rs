@@ -186,6 +186,8 @@ pub(crate) async fn snapshots(
         Ok(of) => state.keeper.points(of.as_ref()).await?,
         Err(_) => Vec::new(),
     };
+    // Points that come and go by a rule are not what somebody took.
+    points.retain(|point| !point.may_go());
     if let Some(name) = name {
         let wanted = TemplateRef::parse(&name).map(|name| name.name.to_string());
         points.retain(|point| {
