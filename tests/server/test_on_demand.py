@@ -3,11 +3,8 @@
 import concurrent.futures
 import contextlib
 import os
-import re
-import select
 import signal
 import subprocess
-import time
 
 import pytest
 from boxkit import Box, wait_for
@@ -99,6 +96,40 @@ def test_every_kind_of_call_wakes_and_they_wake_once(server, make):
     assert wakes(box) == 1
 
 
+def test_a_box_paused_before_a_reboot_resumes_after_it(server, make):
+    """A reboot as far as it can be had: every process of boxes and server dies, the pool is unmounted."""
+    box = make(isolation="gvisor", timeout_seconds=None)
+    frozen = make(timeout_seconds=None)
+    assert box.root("nohup sh -c 'n=0; while :; do n=$((n+1)); echo $n > /run/n; sleep 0.1; done' >/dev/null 2>&1 &").ok
+    wait_for(lambda: box.root("cat /run/n").out.strip() not in ("", "1"), "it counts")
+    assert frozen.exec("echo kept > /home/user/note").ok
+    assert pause(box)["pause"]["mode"] == "disk"
+    mode = pause(frozen)["pause"]["mode"]
+    server.kill_hard()
+    for pid in box_processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not box_processes(), "no process of any box is left")
+    pool = server.state / "pool"
+
+    def unmounted():
+        return subprocess.run(["umount", str(pool)], capture_output=True).returncode == 0
+
+    wait_for(unmounted, "the pool is unmounted", limit=30)
+    server.start()
+    assert box.info()["state"] == "paused"
+    server.json("POST", box.path + "/resume", {})
+    first = int(box.root("cat /run/n").out)
+    assert first > 1, "with its memory"
+    wait_for(lambda: int(box.root("cat /run/n").out or 0) > first, "it counts on")
+    rest = frozen.info()
+    assert rest["state"] == "paused"
+    if mode == "ram":
+        assert rest["pause"]["mode"] == "filesystem" and "memory was lost" in rest["pause"]["why"], rest
+    server.json("POST", frozen.path + "/resume", {})
+    assert frozen.exec("cat /home/user/note").out == "kept\n"
+
+
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
     outside = Outside(tmp_path_factory.mktemp("outside"))
@@ -153,40 +184,6 @@ def test_dns_tunnel_after_a_resume(moated, outside, level):
         assert "good.sandkeep.test" in outside.dns.asked, "the resolver was really asked"
 
 
-def test_a_box_paused_before_a_reboot_resumes_after_it(server, make):
-    """A reboot as far as it can be had: every process of boxes and server dies, the pool is unmounted."""
-    box = make(isolation="gvisor", timeout_seconds=None)
-    frozen = make(timeout_seconds=None)
-    assert box.root("nohup sh -c 'n=0; while :; do n=$((n+1)); echo $n > /run/n; sleep 0.1; done' >/dev/null 2>&1 &").ok
-    wait_for(lambda: box.root("cat /run/n").out.strip() not in ("", "1"), "it counts")
-    assert frozen.exec("echo kept > /home/user/note").ok
-    assert pause(box)["pause"]["mode"] == "disk"
-    mode = pause(frozen)["pause"]["mode"]
-    server.kill_hard()
-    for pid in box_processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not box_processes(), "no process of any box is left")
-    pool = server.state / "pool"
-
-    def unmounted():
-        return subprocess.run(["umount", str(pool)], capture_output=True).returncode == 0
-
-    wait_for(unmounted, "the pool is unmounted", limit=30)
-    server.start()
-    assert box.info()["state"] == "paused"
-    server.json("POST", box.path + "/resume", {})
-    first = int(box.root("cat /run/n").out)
-    assert first > 1, "with its memory"
-    wait_for(lambda: int(box.root("cat /run/n").out or 0) > first, "it counts on")
-    rest = frozen.info()
-    assert rest["state"] == "paused"
-    if mode == "ram":
-        assert rest["pause"]["mode"] == "filesystem" and "memory was lost" in rest["pause"]["why"], rest
-    server.json("POST", frozen.path + "/resume", {})
-    assert frozen.exec("cat /home/user/note").out == "kept\n"
-
-
 def box_processes():
     """Processes in cgroups of boxes: everything our servers started inside this room."""
     found = []
@@ -194,6 +191,7 @@ def box_processes():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if re.search(r"sandkeep", open(f"/proc/{entry.name}/cgroup").read()):
+            dead = " Z " in open(f"/proc/{entry.name}/stat").read()
+            if not dead and "sandkeep" in open(f"/proc/{entry.name}/cgroup").read():
                 found.append(int(entry.name))
     return found

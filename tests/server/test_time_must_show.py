@@ -242,7 +242,9 @@ def processes_of(server, box):
             continue
         with contextlib.suppress(OSError):
             told = open(f"/proc/{entry.name}/cmdline", "rb").read() + open(f"/proc/{entry.name}/cgroup", "rb").read()
-            if box.id.encode() in told:
+            # One that ended and was not asked for yet has neither memory nor CPU.
+            dead = b" Z " in open(f"/proc/{entry.name}/stat", "rb").read()
+            if not dead and box.id.encode() in told:
                 found.append(told)
     for where, names, _ in os.walk("/sys/fs/cgroup"):
         found.extend(f"{where}/{name}" for name in names if box.id in name)
@@ -321,8 +323,8 @@ def test_sixteen_forks_at_once_are_right_and_different(server, level):
         forks = [Box.known(server, one["sandbox"]["id"]) for one in answer["forks"]]
         try:
             look = (
-                "python3 -c 'import os; print(os.urandom(16).hex())'; cat /proc/sys/kernel/random/uuid; cat /etc/machine-id;"
-                "hostname; cat /etc/hostname; curl -sS --max-time 60 -H 'Metadata: true' http://sandkeep.internal/ 2>/dev/null | head -c 0;"
+                "python3 -c 'import os, uuid; print(os.urandom(16).hex()); print(uuid.uuid4())'; cat /etc/machine-id;"
+                "hostname; cat /etc/hostname;"
                 f"{COUNT}"
             )
             with concurrent.futures.ThreadPoolExecutor(8) as pool:

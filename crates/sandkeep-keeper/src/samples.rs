@@ -22,6 +22,11 @@ pub struct Trail {
 }
 
 impl Trail {
+    /// The next reading is a first one: the counters began anew.
+    pub fn forget_cpu(&mut self) {
+        self.cpu = None;
+    }
+
     fn push(&mut self, at: Instant, usage: &Usage, disk: Option<u64>, limits: &Limits) {
         self.disk = disk.or(self.disk);
         let sample = Sample {
@@ -89,8 +94,11 @@ impl Core {
         };
         let limits = entry.with(|sandbox| sandbox.limits);
         let mut trail = lock(&entry.trail);
+        // A first reading tells nothing about what it does.
+        let known = trail.cpu.is_some();
         trail.push(at, &usage, disk, &limits);
-        trail.ring.back().map(|sample| sample.cpu_used_pct)
+        let last = trail.ring.back().map(|sample| sample.cpu_used_pct);
+        last.filter(|_| known)
     }
 
     /// What a box uses right now.

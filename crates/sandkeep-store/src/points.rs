@@ -68,13 +68,7 @@ impl Store {
         // Its files go next: whatever was written before this must not be lost after them.
         let before = vec![relink, step_back];
         let done = self
-            .change_after(
-                before,
-                &point.sandbox_id,
-                query,
-                &[gone],
-                Promise::Durable,
-            )
+            .change_after(before, &point.sandbox_id, query, &[gone], Promise::Durable)
             .await?;
         Ok(done.is_some())
     }

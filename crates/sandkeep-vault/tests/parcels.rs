@@ -32,6 +32,7 @@ fn point_of(id: PointId, sandbox: &SandboxId, memory: bool) -> Point {
         name: Some("packed".to_owned()),
         tags: vec!["one".to_owned()],
         kind: PointKind::Snapshot,
+        reason: None,
         engine: memory.then(|| EngineBuild {
             name: "engine".to_owned(),
             build: "1".to_owned(),
@@ -39,6 +40,7 @@ fn point_of(id: PointId, sandbox: &SandboxId, memory: bool) -> Point {
         why_disk_only: None,
         created_at: Timestamp::from_millis(1),
         bytes: 0,
+        added_bytes: 0,
         isolation: Isolation::Gvisor,
         template: "tiny".parse().unwrap(),
         limits: Limits::default(),

@@ -211,6 +211,7 @@ impl Core {
             sandbox.time = time;
             sandbox.end_at = awake.end_at;
         });
+        lock(&entry.trail).forget_cpu();
         entry.became(State::Running);
         entry.activity.touch();
         self.deadlines.moved(&entry.id, None, awake.end_at);
