@@ -7,7 +7,7 @@ use sandkeep_agent_client::Agent;
 use sandkeep_model::{Code, Error, Result, Sandbox, SandboxId, TemplateName, Timestamp};
 use sandkeep_ward::{Channel, Ward};
 
-use crate::registry::Entry;
+use crate::{registry::Entry, time::Counts};
 
 /// A unix socket connects at once or something is wrong.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -37,7 +37,7 @@ pub async fn agent(ward: &dyn Ward, id: &SandboxId) -> Result<Agent> {
 
 /// The agent of a box that will be frozen: whoever cuts its visitors knows when we have let go.
 pub async fn visit(entry: &Entry) -> Result<Agent> {
-    let visit = entry.activity.enter();
+    let visit = entry.activity.enter(Counts::Words);
     let channel = channel(entry.ward.as_ref(), &entry.id).await?;
     Ok(Agent::over(visit.over(channel)).await?.deadline(ANSWER))
 }

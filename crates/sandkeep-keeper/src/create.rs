@@ -12,8 +12,8 @@ use sandkeep_agent_api::host::InitRequest;
 use sandkeep_agent_client::Agent;
 use sandkeep_model::{
     BoxDefaults, BoxTime, Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish,
-    Limits, OnTimeout, Point, PointId, PointPolicy, Result, Sandbox, SandboxId, Secret, State, TemplateName,
-    Timestamp, check_env, check_metadata,
+    Limits, OnTimeout, Point, PointId, PointPolicy, Result, Sandbox, SandboxId, Secret, State,
+    TemplateName, Timestamp, check_env, check_metadata,
 };
 use sandkeep_store::{Idempotency, NewBox};
 use sandkeep_vault::{Disk, TemplateInfo};

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 use crate::{
-    BoxDefaults, Error, Isolation, KEEP_TAG, Limits, PointPolicy, PointReason, Result, SandboxId, TemplateName,
-    Timestamp, random_token,
+    BoxDefaults, Error, Isolation, KEEP_TAG, Limits, PointPolicy, PointReason, Result, SandboxId,
+    TemplateName, Timestamp, random_token,
 };
 
 /// Longest name or tag of a point.

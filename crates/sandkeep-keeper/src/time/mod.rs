@@ -23,5 +23,5 @@ pub use activity::{Activity, Counts, Hold};
 pub use adopt::Rest;
 pub use api::{ForkWish, PauseWish, Place, PointWish, Timeline};
 pub use auto::{Auto, Command, check as check_point_policy};
-pub use snapshot::PointOrder;
 pub use carry::Export;
+pub use snapshot::PointOrder;

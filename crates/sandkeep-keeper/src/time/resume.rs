@@ -8,7 +8,7 @@ use sandkeep_model::{
 use sandkeep_store::{TimeStep, WardNote};
 use sandkeep_ward::LiveBox;
 
-use crate::{agent, core::Core, form, registry::Entry};
+use crate::{agent, core::Core, form, registry::Entry, sync::lock};
 
 /// How a wake-up ends in the ledger.
 pub(super) struct Awake {
