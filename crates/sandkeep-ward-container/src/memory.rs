@@ -10,6 +10,7 @@ use crate::{
 use sandkeep_host::{
     failure::Doing as _,
     files::{Stamp, sync_dir},
+    proc,
     work::blocking,
 };
 use sandkeep_model::{Error, Result, SandboxId};
@@ -31,6 +32,8 @@ const NOTE: &str = "box.json";
 const LISTENER: i32 = 3;
 /// Bump it with the mounts, namespaces and descriptors of boxes.
 const FORMAT: u32 = 1;
+/// How the file with what CRIU knows of the kernel ends.
+const KNOWN: &str = ".known";
 const HANG_UP: Duration = Duration::from_secs(5);
 
 /// What must be known to read an image.
@@ -89,11 +92,25 @@ impl Inner {
 
     /// What CRIU found out about the kernel is for this boot and this build alone.
     fn call(&self, criu: &Criu) -> protocol::Criu {
-        let boot = sandkeep_host::proc::boot_id();
-        let name = format!("criu-{}-{boot}.known", criu.version);
+        let name = format!("criu-{}-{}{KNOWN}", criu.version, proc::boot_id());
         protocol::Criu {
             program: criu.program.clone(),
             known: self.state_dir.join(name),
+        }
+    }
+
+    /// Clears away what CRIU knew in earlier boots.
+    pub(crate) fn forget_other_boots(state_dir: &Path) {
+        let this = format!("{}{KNOWN}", proc::boot_id());
+        for entry in fs::read_dir(state_dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if name.ends_with(KNOWN)
+                && !name.ends_with(&this)
+                && let Err(error) = fs::remove_file(entry.path())
+            {
+                tracing::debug!(%error, name, "left for the next start");
+            }
         }
     }
 

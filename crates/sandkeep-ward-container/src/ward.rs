@@ -97,6 +97,7 @@ impl ContainerWard {
             .state_dir
             .canonicalize()
             .doing("finding the state directory")?;
+        Inner::forget_other_boots(&state_dir);
         let mountpoint = state_dir.join("mnt");
         make_private_dir(&mountpoint)?;
         let agent = install_agent(&config.agent, &state_dir, 0o111)?;
