@@ -8,3 +8,10 @@ sandkeep_ward::conformance_tests! {
         None => return,
     }
 }
+
+sandkeep_ward::memory_tests! {
+    match common::bench() {
+        Some(bench) => bench,
+        None => return,
+    }
+}

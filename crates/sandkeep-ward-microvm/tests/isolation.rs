@@ -3,7 +3,7 @@
 mod common;
 
 use sandkeep_host::cgroup::{Cgroups, layout::Layout};
-use sandkeep_ward::conformance::{Bench as _, run};
+use sandkeep_ward::conformance::{Bench as _, MemoryBench as _, run};
 use sandkeep_ward_microvm::{Jail, prepare_host};
 use std::{
     collections::HashSet,
@@ -57,7 +57,7 @@ async fn a_process_in_the_jail_reaches_nothing() {
         return;
     };
     prepare_host().expect("the place of jails");
-    let secret = bench.directory("secret");
+    let secret = bench.directory();
     fs::write(secret.join("file"), "x").expect("a file of the host");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener of the host");
     let port = listener.local_addr().expect("an address").port();
@@ -66,7 +66,7 @@ async fn a_process_in_the_jail_reaches_nothing() {
         .replace("PORT", &port.to_string())
         .replace("VICTIM", &std::process::id().to_string());
     let layout = Layout::of_this_host().expect("cgroups");
-    let name = sandkeep_host::cgroup::tree_name(&bench.directory("tree"));
+    let name = sandkeep_host::cgroup::tree_name(&bench.directory());
     let tree = Cgroups::make_tree(&layout, &name).expect("a tree");
     let cgroups = tree.child("stand-in");
     cgroups.create().expect("a cgroup");

@@ -6,7 +6,7 @@ mod common;
 
 use sandkeep_ward::{
     Ward as _,
-    conformance::{Bench as _, run},
+    conformance::{Bench as _, MemoryBench as _, run},
 };
 use sandkeep_ward_microvm::Accel;
 
@@ -40,7 +40,7 @@ async fn a_box_runs_on_kvm_where_there_is_kvm() {
     let output = run(ward.as_ref(), &live.id, "cat /proc/cpuinfo").await;
     assert!(output.stdout.contains("hypervisor"), "{output:?}");
     ward.freeze(&live.id).await.expect("it is frozen");
-    let image = bench.directory("image");
+    let image = bench.directory();
     ward.save(&live.id, &image).await.expect("it is written");
     let copy = bench.copy_of(&bench.lab.last_root());
     ward.thaw(&live.id).await.expect("it goes on");

@@ -6,7 +6,7 @@ mod common;
 use sandkeep_model::{Code, Limits};
 use sandkeep_ward::{
     Adoption, BoxSpec, LiveBox, Ward,
-    conformance::{Bench as _, run},
+    conformance::{Bench as _, MemoryBench as _, run},
 };
 use std::collections::HashSet;
 
@@ -58,7 +58,7 @@ async fn copies_of_a_busy_machine_go_on_and_so_does_it() {
     assert_eq!(ask(ward.as_ref(), &live).await.0, "1 still open True");
 
     ward.freeze(&live.id).await.expect("it is frozen");
-    let image = bench.directory("image");
+    let image = bench.directory();
     ward.save(&live.id, &image).await.expect("it is written");
     let copies: Vec<_> = (0..3).map(|_| bench.copy_of(&root)).collect();
     ward.thaw(&live.id).await.expect("it goes on");
@@ -102,7 +102,7 @@ async fn copies_of_a_busy_machine_go_on_and_so_does_it() {
             ward
         };
         ward.freeze(&last.id).await.expect("it is frozen");
-        let image = bench.directory(name);
+        let image = bench.directory();
         ward.save(&last.id, &image).await.expect("it is written");
         let copy = bench.copy_of(&bench.lab.last_root());
         ward.thaw(&last.id).await.expect("it goes on");
@@ -115,23 +115,6 @@ async fn copies_of_a_busy_machine_go_on_and_so_does_it() {
         ward.destroy(&live.id).await.expect("it is destroyed");
         assert_eq!(bench.traces(live), Vec::<String>::new());
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_that_is_none_leaves_nothing() {
-    let Some(bench) = common::bench() else {
-        return;
-    };
-    let ward = bench.ward();
-    let spec = common::spec(bench.root());
-    let id = spec.id.clone();
-    let image = bench.directory("empty");
-    ward.restore(spec, &image)
-        .await
-        .expect_err("there is nothing in it");
-    assert!(!bench.state_dir().join(id.as_str()).exists());
-    let error = ward.connect(&id).await.err().expect("there is no box");
-    assert_eq!(error.code, Code::NotFound);
 }
 
 /// The disk is as large as its limit says, and the machine as large as it was made.

@@ -3,10 +3,11 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
+use sandkeep_model::random_token;
 use sandkeep_ward::{
     LiveBox, Ward,
     conformance::{
-        Bench, HostLimits,
+        Bench, HostLimits, MemoryBench, Obstacle,
         lab::{self, Lab},
     },
 };
@@ -44,17 +45,6 @@ impl MicrovmBench {
     /// Longer than a socket address, as state directories may be.
     pub fn state_dir(&self) -> PathBuf {
         self.state.path().join("a".repeat(120)).join("ward-microvm")
-    }
-
-    /// A directory that the bench removes.
-    pub fn directory(&self, name: &str) -> PathBuf {
-        let path = self.state.path().join(name);
-        fs::create_dir(&path).expect("a directory");
-        path
-    }
-
-    pub fn copy_of(&self, root: &Path) -> PathBuf {
-        self.lab.copy_of(root)
     }
 
     fn beside(&self, name: &str) -> PathBuf {
@@ -150,6 +140,23 @@ impl Bench for MicrovmBench {
     fn kill(&self, live: &LiveBox) {
         let record = record(live);
         lab::kill(record.pid, record.start_ticks);
+    }
+}
+
+impl MemoryBench for MicrovmBench {
+    fn copy_of(&self, root: &Path) -> PathBuf {
+        self.lab.copy_of(root)
+    }
+
+    fn directory(&self) -> PathBuf {
+        let path = self.state.path().join(random_token(10));
+        fs::create_dir(&path).expect("a directory");
+        path
+    }
+
+    /// A machine can be written whatever runs in it.
+    fn obstacle(&self) -> Option<Obstacle> {
+        None
     }
 }
 

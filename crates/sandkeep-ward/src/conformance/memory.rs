@@ -42,7 +42,7 @@ pub struct Obstacle {
 /// and a deleted file; tells on request.
 const PROGRAM: &str = r#"
 import os, pty, random, socket, subprocess, sys
-ballast = random.Random(7).randbytes(40 << 20)
+ballast = random.Random(7).randbytes(1 << 20) * 40
 listener = socket.create_server(("127.0.0.1", 8099))
 near = socket.create_connection(("127.0.0.1", 8099))
 far, _ = listener.accept()
@@ -69,7 +69,7 @@ while True:
     child.stdin.write(b"down\n"); child.stdin.flush(); down = child.stdout.readline().decode().strip()
     say("echo $kept"); hear(b"variable\r\n")
     kept.seek(0)
-    same = ballast == random.Random(7).randbytes(40 << 20)
+    same = ballast == random.Random(7).randbytes(1 << 20) * 40
     with open(answers, "w") as answer:
         answer.write(f"{asked} {over} {down} {kept.read()} {same} {os.urandom(8).hex()}")
 "#;
