@@ -22,6 +22,7 @@ sys.path.insert(0, str(REPO / "tests"))
 
 import create  # noqa: E402
 from create import timed  # noqa: E402
+from engines import ULIMITS, Docker, hide_hybrid_cgroups  # noqa: E402
 from sandkeep_server import Server  # noqa: E402
 
 QUICK = "quick" in sys.argv[1:]
@@ -316,30 +317,21 @@ def last_line(text: str) -> str:
     return lines[-1][:200] if lines else "it said nothing"
 
 
-class Podman:
+class Other:
     """`podman` or `docker` as a user has it."""
 
-    def __init__(self, engine: str, bench: Bench, work: Path):
-        self.engine, self.bench = engine, bench
-        self.prefix: list[str] = []
-        if engine == "podman" and os.path.ismount("/sys/fs/cgroup/unified"):
-            # crun refuses hybrid cgroups, so the v2 tree is hidden from it.
-            self.prefix = ["unshare", "-m", "--propagation", "private", "sh", "-c", 'umount /sys/fs/cgroup/unified && exec "$@"', "sh"]
-        self.store = ["--root", str(work / "podman"), "--runroot", str(work / "podman-run")] if engine == "podman" else []
+    def __init__(self, engine: str, words: list[str], bench: Bench):
+        self.engine, self.words, self.bench = engine, words, bench
 
     def __call__(self, *words: str, limit: float = 120, **options) -> str:
-        done = subprocess.run([*self.prefix, self.engine, *self.store, *words], capture_output=True, text=True, timeout=limit, **options)
+        done = subprocess.run([*self.words, *words], capture_output=True, text=True, timeout=limit, **options)
         if done.returncode != 0:
             raise RuntimeError(f"{self.engine} {' '.join(words[:2])}: {last_line(done.stderr)}")
         return done.stdout.strip()
 
     def measure(self, root: Path) -> None:
         notes = self.bench.notes
-        if not shutil.which(self.engine):
-            notes.append(f"- {self.engine}: not installed")
-            return
         try:
-            self("info")
             with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as tar:
                 self("import", "-", "sandkeep-bench", stdin=tar.stdout, limit=240)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
@@ -349,14 +341,17 @@ class Podman:
             try:
                 what()
             except (RuntimeError, subprocess.TimeoutExpired) as error:
-                notes.append(f"- {self.engine} {what.__name__}: does not run here: {str(error)[:250]}")
+                notes.append(f"- {self.engine}, {what.__name__}: does not run here: {str(error)[:250]}")
             finally:
-                with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
-                    self("rm", "--force", "--time", "0", "bench")
+                self.end()
 
     def start(self, size: int) -> None:
-        self("run", "--detach", "--name", "bench", "--network", "none", "--ulimit", "host", "sandkeep-bench", "python3", "-c", HOLDER, str(size), "/dev/shm")
+        self("run", "--detach", "--name", "bench", "--network", "none", *ULIMITS, "sandkeep-bench", "python3", "-c", HOLDER, str(size), "/dev/shm")
         self("exec", "bench", "bash", "-c", "until [ -e /dev/shm/ready ]; do sleep 0.05; done")
+
+    def end(self) -> None:
+        with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+            self("rm", "--force", "bench")
 
     def commit(self) -> None:
         self.start(0)
@@ -364,7 +359,7 @@ class Podman:
         for number in range(2 if QUICK else 3):
             self("exec", "bench", "bash", "-c", f"head -c 1000000 /dev/urandom > /root/file{number}")
             commits.append(timed(lambda n=number: self("commit", "--quiet", "bench", f"kept{n}")))
-            runs.append(timed(lambda n=number: self("run", "--rm", "--network", "none", "--ulimit", "host", f"kept{n}", "/bin/echo", "hi")))
+            runs.append(timed(lambda n=number: self("run", "--rm", "--network", "none", *ULIMITS, f"kept{n}", "/bin/echo", "hi")))
         self.bench.table.add(f"{self.engine} commit (files only)", 0, commits)
         self.bench.table.add(f"{self.engine} run of it, to first answer", 0, runs)
 
@@ -383,13 +378,14 @@ class Podman:
                     self("exec", "bench", "/bin/echo", "hi")
 
                 resumes.append(timed(wake))
-            self("rm", "--force", "--time", "0", "bench")
+            self.end()
             self.bench.table.add(f"{self.engine} checkpoint", size, pauses)
             self.bench.table.add(f"{self.engine} restore to first answer", size, resumes)
 
 
 def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="sandkeep-bench-"))
+    others = work / "others"
     server = Server("--pool-size", "0", "--max-boxes", "200").start()
     bench = Bench(server)
     root = create.template_root(server.state)
@@ -409,15 +405,27 @@ def main() -> None:
             runsc_by_hand(bench, work, root)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             bench.notes.append(f"- runsc by hand: {str(error)[:250]}")
-        for engine in ("podman", "docker"):
-            Podman(engine, bench, work).measure(root)
+        # Their images are tens of thousands of files, which some disks take minutes to delete.
+        others.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700", "sandkeep-bench", str(others)], check=True)
+        if shutil.which("podman"):
+            store = ["--root", str(others / "podman"), "--runroot", str(others / "podman-run")]
+            Other("podman", [*hide_hybrid_cgroups(), "podman", "--runtime", "crun", *store], bench).measure(root)
+        else:
+            bench.notes.append("- podman: not installed")
+        docker = Docker(others)
+        if docker.start():
+            Other("docker", docker.words, bench).measure(root)
+            docker.stop()
+        else:
+            bench.notes.append(f"- docker: {docker.why_not}")
     finally:
         server.end_boxes()
         for point in server.json("GET", "/v1/points")["points"]:
             server.request("DELETE", f"/v1/points/{point['id']}")
         server.stop()
-        for mount in ("podman/overlay", "podman"):
-            subprocess.run(["umount", "--lazy", str(work / mount)], capture_output=True)
+        subprocess.run(["umount", "--lazy", str(others / "podman" / "overlay")], capture_output=True)
+        subprocess.run(["umount", "--lazy", str(others)], capture_output=True)
         shutil.rmtree(work, ignore_errors=True)
     cpu = next((line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "?")
     words = " ".join(["sudo bench/time", *sys.argv[1:]])

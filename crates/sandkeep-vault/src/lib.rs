@@ -35,7 +35,7 @@ pub use archive::ImportLimits;
 pub use diff::{Change, ChangeKind, Diff};
 pub use disk::Disk;
 pub use form::FormDraft;
-pub use parcel::{Label, Opened, read_hostile};
+pub use parcel::{Label, Opened};
 pub use point::{PointDraft, PointInfo};
 pub use pool::{PoolInfo, PoolKind};
 pub use progress::{Progress, Stage};

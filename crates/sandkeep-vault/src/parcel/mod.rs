@@ -129,13 +129,6 @@ fn in_a_parcel(error: Error) -> Error {
     error
 }
 
-/// For fuzzing: a label and the records of an entry, from bytes nobody vouches for.
-#[doc(hidden)]
-pub fn read_hostile(bytes: &[u8]) -> (bool, usize) {
-    let records = records(bytes).map_or(0, |records| records.len());
-    (Label::read(bytes).is_ok(), records)
-}
-
 /// The records of a pax header. Values may hold anything, so each is as long as it says.
 fn records(mut bytes: &[u8]) -> Result<Vec<(&str, &[u8])>> {
     let mut out = Vec::new();
@@ -213,6 +206,31 @@ mod tests {
             b"18446744073709551615 a=b\n",
         ] {
             assert!(records(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn noise_is_refused_and_breaks_nothing() {
+        let whole = b"30 mtime=1600000000.000000001\n21 GNU.sparse.size=3\n".to_vec();
+        assert_eq!(records(&whole).unwrap().len(), 2);
+        let mut dice = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut roll = |most: usize| {
+            dice ^= dice << 13;
+            dice ^= dice >> 7;
+            dice ^= dice << 17;
+            usize::try_from(dice >> 11).unwrap() % most
+        };
+        for _ in 0..20_000 {
+            let mut bytes = whole.clone();
+            for _ in 0..=roll(4) {
+                let place = roll(bytes.len());
+                bytes[place] = u8::try_from(roll(256)).unwrap();
+            }
+            bytes.truncate(roll(whole.len() + 1));
+            for (key, value) in records(&bytes).unwrap_or_default() {
+                assert!(key.len() + value.len() < bytes.len());
+            }
+            assert!(Label::read(&bytes).is_err());
         }
     }
 
