@@ -214,3 +214,11 @@ def test_a_damaged_pause_is_refused_and_stays_a_pause(here):
             file.write_bytes(whole)
         here.json("POST", box.path + "/resume", {})
         assert box.root(ASK).out == "2\n", "nothing was lost by trying"
+        # Whoever lost the memory for good still has the files.
+        assert box.root("echo kept > /root/note").ok
+        known = set((here.state / "pool" / "points").iterdir())
+        here.json("POST", box.path + "/pause", {})
+        (place,) = set((here.state / "pool" / "points").iterdir()) - known
+        one_file(here, place.name).unlink()
+        here.json("POST", box.path + "/resume", {"memory": False})
+        assert box.root("cat /root/note").out == "kept\n"

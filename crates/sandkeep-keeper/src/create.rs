@@ -383,8 +383,8 @@ impl Core {
                 }
             }
             Origin::Point(point) if point.has_memory() => {
-                let image = self.usable(point, entry.ward.as_ref()).await?.memory;
-                (disk?, image)
+                // Compared when the box was planned.
+                (disk?, Some(self.image_in(point).await?))
             }
             Origin::Point(_) | Origin::Template(_) => (disk?, None),
         };

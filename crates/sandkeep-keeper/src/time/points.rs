@@ -1,6 +1,6 @@
 //! Finding, comparing and deleting points.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
 use sandkeep_model::{
     Code, Error, Point, PointId, PointKind, Result, SandboxId, State, TemplateName,
@@ -11,6 +11,13 @@ use sandkeep_ward::Ward;
 
 use super::{Timeline, api::Place};
 use crate::core::Core;
+
+fn no_memory(point: &Point) -> Error {
+    Error::conflict(format!(
+        "point \"{}\" is damaged: its memory is not there",
+        point.id
+    ))
+}
 
 impl Core {
     pub async fn point(&self, id: &PointId) -> Result<Point> {
@@ -54,12 +61,16 @@ impl Core {
         }
         let found = self.vault.verified_point(&point.id).await?;
         if point.has_memory() && found.memory.is_none() {
-            return Err(Error::conflict(format!(
-                "point \"{}\" is damaged: its memory is not there",
-                point.id
-            )));
+            return Err(no_memory(point));
         }
         Ok(found)
+    }
+
+    /// Where the memory is of a point that was found [usable](Self::usable) a moment ago: it is
+    /// not read through once more for each box.
+    pub async fn image_in(&self, point: &Point) -> Result<PathBuf> {
+        let found = self.vault.point(&point.id).await?;
+        found.memory.ok_or_else(|| no_memory(point))
     }
 
     /// Boxes made from it and points after it stay whole.

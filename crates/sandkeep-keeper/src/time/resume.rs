@@ -95,7 +95,11 @@ impl Core {
         };
         // Compared with its hashes once: it never changes.
         let memory = match &point {
-            Some(point) => self.usable(point, entry.ward.as_ref()).await?.memory,
+            Some(point) if pause.mode == PauseMode::Disk => {
+                self.usable(point, entry.ward.as_ref()).await?.memory
+            }
+            // Its memory is not asked for; whoever starts cold may have lost it.
+            Some(point) => self.vault.point(&point.id).await.map(|_| None)?,
             None => None,
         };
         let was_touched = pause.touched;
