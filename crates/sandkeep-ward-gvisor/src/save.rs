@@ -61,6 +61,7 @@ impl Inner {
         if *frozen {
             return Ok(());
         }
+        start::settle(&live).await;
         // Noted first: a later server must not think that a box runs which does not.
         let mark = self.box_dir(id).join(FROZEN);
         fs::write(&mark, "").doing("noting that the box is frozen")?;

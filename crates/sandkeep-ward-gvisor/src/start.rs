@@ -37,7 +37,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    io::AsyncWriteExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
 };
 
@@ -48,6 +48,9 @@ const _: () = assert!(AGENT_PORT == PORT);
 /// A few restores of boxes that were in the middle of receiving never ended on a busy host (2 of
 /// some 170). The image is not at fault, so it is tried once more. Most take half a second.
 const STUCK_AFTER: Duration = Duration::from_secs(12);
+/// An agent that is busy for longer is paused as it is.
+const SETTLED_WITHIN: Duration = Duration::from_secs(2);
+const LAST_WORDS: &[u8] = b"GET /health HTTP/1.1\r\nHost: box\r\nConnection: close\r\n\r\n";
 const AGENT_PAUSE: Duration = Duration::from_millis(5);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(10);
@@ -275,6 +278,24 @@ pub(crate) async fn answers(live: &Live, wait: Duration) -> bool {
         agent.health().await
     };
     matches!(timeout(wait, asked).await, Ok(Ok(())))
+}
+
+/// Has the agent end every conversation with us, on both sides. Paused in the middle of one, its
+/// kernel may write down that the agent was woken while it was not: such an image comes back
+/// with an agent that never hears of a connection again.
+pub(crate) async fn settle(live: &Live) {
+    let last = async {
+        let mut stream = connect(live).await?;
+        stream.write_all(LAST_WORDS).await?;
+        // It closes first, after all that came before.
+        stream.read_to_end(&mut Vec::new()).await?;
+        drop(stream);
+        sleep(AGENT_PAUSE).await;
+        Ok::<_, Error>(())
+    };
+    if !matches!(timeout(SETTLED_WITHIN, last).await, Ok(Ok(()))) {
+        tracing::debug!(id = %live.id, "a box is paused though its agent did not settle");
+    }
 }
 
 /// Limits that only the kernel of the box can hold. Also waits for the agent.
