@@ -55,7 +55,8 @@ def test_a_silent_terminal_rests_and_a_keystroke_wakes_it(server, make):
     terminal = Terminal(server, "shell", box.id)
     terminal.type("word=kept; echo ready-$((1+1))\n")
     terminal.expect("ready-2")
-    wait_for(lambda: resting(box), "a terminal nobody types into holds nothing awake", limit=90)
+    # Asked of the ledger: to tell what a box uses, its kernel is asked, which is work.
+    wait_for(lambda: events(box, "paused"), "a terminal nobody types into holds nothing awake", limit=90)
     before = wakes(box)
     terminal.type("echo $word-$((40+2))\n")
     terminal.expect("kept-42")

@@ -67,6 +67,12 @@ pub trait Ward: Send + Sync + 'static {
         true
     }
 
+    /// How much of one core, in percent, a box of this level uses at most while nothing happens
+    /// in it: what its own kernel does.
+    fn cpu_at_rest_pct(&self) -> f64 {
+        0.0
+    }
+
     /// Looks at the host. Any [`crate::Verdict::Missing`] means that [`Ward::start`] would fail.
     async fn check(&self) -> Vec<Check>;
 

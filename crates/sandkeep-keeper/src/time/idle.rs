@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{core::Core, registry::Entry};
 
-/// A box that uses more of one core than this works for somebody.
+/// A box that uses more of one core than this, beyond what its level uses by itself, works for
+/// somebody.
 const CPU_FLOOR_PCT: f64 = 1.0;
 
 impl Core {
@@ -12,7 +13,7 @@ impl Core {
     pub fn look_idle(self: &Arc<Self>, entry: &Arc<Entry>, cpu_used_pct: f64) {
         // Both are asked: what was moved is compared with what was moved before.
         let talks = entry.reach.talked();
-        if talks || cpu_used_pct > CPU_FLOOR_PCT {
+        if talks || cpu_used_pct > CPU_FLOOR_PCT + entry.ward.cpu_at_rest_pct() {
             entry.activity.touch();
             return;
         }
