@@ -68,7 +68,8 @@ def median(samples: list[float]) -> float | None:
 
 
 def ram_of(boxes: list[str]) -> float:
-    """Mebibytes of all processes of these boxes; what they share counts once."""
+    """Mebibytes of all processes of these boxes; what they share counts once. Only for levels whose cgroups are
+    named after their boxes."""
     pids = set()
     for procs in Path("/sys/fs/cgroup").glob("**/cgroup.procs"):
         if any(box in str(procs) for box in boxes):
@@ -147,9 +148,12 @@ class Bench:
     def delete_point(self, point: str) -> None:
         self.call("DELETE", f"/v1/points/{point}")
 
-    def pool_used(self) -> int:
-        room = os.statvfs(self.server.state / "pool")
-        return (room.f_blocks - room.f_bfree) * room.f_frsize
+    def ram(self, level: str, boxes: list[str]) -> float:
+        """Mebibytes of boxes that run. Cgroups of containers have other names, but count all that is theirs."""
+        if level == "gvisor":
+            return ram_of(boxes)
+        usages = [self.call("GET", f"/v1/sandboxes/{box}")["usage"] for box in boxes]
+        return sum(usage["memory_bytes"] for usage in usages) / 2**20
 
     def memory(self, level: str, size: int) -> None:
         """Everything that has the memory in it."""
@@ -157,9 +161,9 @@ class Bench:
         path = f"/v1/sandboxes/{box}"
         self.hold(box, size)
         time.sleep(PAUSE_AFTER_A_START)
-        running = ram_of([box])
+        running = self.ram(level, [box])
         snapshots, gaps, pauses, resumes, wakes, backs = [], [], [], [], [], []
-        mode, point, paused_ram, paused_disk = "?", None, [], []
+        mode, point, paused_ram, on_disk = "?", None, [], []
         for _ in range(ROUNDS):
             self.reset(box)
             start = time.perf_counter()
@@ -169,13 +173,13 @@ class Bench:
             if point:
                 self.delete_point(point["id"])
             point = made
-            used = self.pool_used()
+            on_disk.append(made["bytes"] / 2**20)
             start = time.perf_counter()
             mode = self.call("POST", path + "/pause", {})["pause"]["mode"]
             pauses.append((time.perf_counter() - start) * 1000)
             subprocess.run(["sync", "--file-system", str(self.server.state / "pool")], check=True)
-            paused_ram.append(ram_of([box]))
-            paused_disk.append(max(0, self.pool_used() - used) / 2**20)
+            if mode == "disk" and level == "gvisor":
+                paused_ram.append(ram_of([box]))
             start = time.perf_counter()
             self.call("POST", path + "/resume", {"timeout_seconds": 3600})
             wakes.append((time.perf_counter() - start) * 1000)
@@ -208,7 +212,7 @@ class Bench:
                     raise RuntimeError(f"not all forks were made: {forks}")
                 self.answers(made[-1])
                 if count == max(FORKS):
-                    ram.append(ram_of(made) / count)
+                    ram.append(self.ram(level, made) / count)
                 for fork in made:
                     self.kill(fork)
             add(f"{level}: fork ×{count}, all ready ({what})", size, took)
@@ -216,7 +220,7 @@ class Bench:
                 add(f"{level}: RAM of each of {count} forks", size, ram, " MiB")
         add(f"{level}: RAM of the running box", size, [running], " MiB")
         add(f"{name}: RAM of the paused box", size, paused_ram, " MiB")
-        add(f"{name}: disk of the paused box", size, paused_disk, " MiB")
+        add(f"{level}: disk of a point (memory, and what the box had written)", size, on_disk, " MiB")
         self.kill(box)
         self.delete_point(point["id"])
         if level == "gvisor" and size == 0:

@@ -45,9 +45,11 @@ use tokio::{
 const AGENT_DEADLINE: Duration = Duration::from_secs(60);
 // The moat knows the agent's answers by it.
 const _: () = assert!(AGENT_PORT == PORT);
-/// A few restores of boxes that were in the middle of receiving never ended on a busy host (2 of
-/// some 170). The image is not at fault, so it is tried once more. Most take half a second.
+/// A few restores never end: `runsc restore` waits for ever, seen with several at once (2 of some
+/// 400). The next try of the same image works. Most take half a second.
 const STUCK_AFTER: Duration = Duration::from_secs(12);
+/// A tenth of what a busy host reads.
+const SLOWEST_BYTES_PER_MS: u64 = 50_000;
 /// An agent that is busy for longer is paused as it is.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 const LAST_WORDS: &[u8] = b"GET /health HTTP/1.1\r\nHost: box\r\nConnection: close\r\n\r\n";
@@ -88,15 +90,17 @@ impl Inner {
         let _starting = Starting::begin(self, &spec.id)?;
         let made = match image {
             None => self.make(&spec, None).await,
-            Some(image) => match timeout(STUCK_AFTER, self.make(&spec, Some(image))).await {
-                Ok(made) => made,
-                Err(_) => {
-                    let runs = self.held(&spec.id).is_some();
-                    tracing::warn!(id = %spec.id, runs, "a restore is stuck and is tried again");
-                    self.clear_half_made(&spec.id).await;
-                    self.make(&spec, Some(image)).await
+            Some(image) => {
+                match timeout(patience_for(image), self.make(&spec, Some(image))).await {
+                    Ok(made) => made,
+                    Err(_) => {
+                        let runs = self.held(&spec.id).is_some();
+                        tracing::warn!(id = %spec.id, runs, "a restore is stuck and is tried again");
+                        self.clear_half_made(&spec.id).await;
+                        self.make(&spec, Some(image)).await
+                    }
                 }
-            },
+            }
         };
         if made.is_err() {
             self.clear_half_made(&spec.id).await;
@@ -196,6 +200,16 @@ pub(crate) fn no_runsc() -> Error {
     Error::host_not_ready("runsc is not installed")
         .hint("`sandkeep doctor` tells where to get it")
         .retryable(false)
+}
+
+/// How long a restore may take before it counts as stuck: large images take their time.
+fn patience_for(image: &Path) -> Duration {
+    let files = fs::read_dir(image).into_iter().flatten().flatten();
+    let bytes: u64 = files
+        .filter_map(|file| file.metadata().ok())
+        .map(|found| found.len())
+        .sum();
+    STUCK_AFTER + Duration::from_millis(bytes / SLOWEST_BYTES_PER_MS)
 }
 
 /// Everything on the host that is there before the box is.
