@@ -53,7 +53,7 @@ pub fn mapped_tree(root: &Path, first_id: u32) -> Result<OwnedFd, Failure> {
 pub fn user_namespace(first_id: u32) -> Result<OwnedFd, Failure> {
     let (theirs, ours) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).doing("making a pipe")?;
-    let (waits, other) = (theirs.as_raw_fd(), ours.as_raw_fd());
+    let waits = theirs.as_raw_fd();
     let flags = libc::CLONE_NEWUSER | libc::SIGCHLD;
     // SAFETY: without CLONE_VM this is a fork of this thread alone. The child makes system
     // calls on plain numbers and ends; it touches no lock and no memory of other threads.
@@ -61,9 +61,14 @@ pub fn user_namespace(first_id: u32) -> Result<OwnedFd, Failure> {
     if pid == 0 {
         let mut byte = 0_u8;
         // SAFETY: as above; `byte` is on the child's own copy of the stack. The read ends when
-        // the parent closes the other end, in whatever way.
+        // the parent closes the other end, in whatever way. All else that was open is closed:
+        // two such children made at once would hold each other's pipes open and wait for ever,
+        // with the locks of the server in their hands.
         unsafe {
-            libc::close(other);
+            if waits > 0 {
+                libc::syscall(libc::SYS_close_range, 0, waits - 1, 0);
+            }
+            libc::syscall(libc::SYS_close_range, waits + 1, libc::c_uint::MAX, 0);
             libc::read(waits, (&raw mut byte).cast(), 1);
             libc::_exit(0);
         }
@@ -90,4 +95,25 @@ fn map_and_open(child: Pid, first_id: u32) -> Result<OwnedFd, Failure> {
     fs::File::open(of("ns/user"))
         .map(OwnedFd::from)
         .doing("opening the user namespace of the box")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_made_at_once_do_not_wait_for_each_other() {
+        let makers: Vec<_> = (0..8)
+            .map(|at| {
+                std::thread::spawn(move || {
+                    for _ in 0..100 {
+                        user_namespace((at + 1) * 1_000_000).expect("a namespace");
+                    }
+                })
+            })
+            .collect();
+        for maker in makers {
+            maker.join().expect("it ends");
+        }
+    }
 }

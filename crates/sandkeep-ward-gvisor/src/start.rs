@@ -45,8 +45,8 @@ use tokio::{
 const AGENT_DEADLINE: Duration = Duration::from_secs(60);
 // The moat knows the agent's answers by it.
 const _: () = assert!(AGENT_PORT == PORT);
-/// A few restores never end: `runsc restore` waits for ever, seen with several at once (2 of some
-/// 400). The next try of the same image works. Most take half a second.
+/// A few restores came back with an agent that did not answer on a busy host. The box is then tried
+/// once more. Most take half a second.
 const STUCK_AFTER: Duration = Duration::from_secs(12);
 /// A tenth of what a busy host reads.
 const SLOWEST_BYTES_PER_MS: u64 = 50_000;
