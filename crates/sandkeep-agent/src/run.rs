@@ -105,14 +105,10 @@ fn serve(entrance: Entrance) -> io::Result<()> {
                 (Door::Socket(listener), Fence::default())
             }
             Entrance::Network(listener, host) => {
-                listener.set_nonblocking(true)?;
-                let listener = tokio::net::TcpListener::from_std(listener)?;
                 let gate = Arc::new(Gate::new(host));
                 (Door::Network(listener, gate), Fence::in_gvisor())
             }
             Entrance::Machine(listener, host, told, order) => {
-                listener.set_nonblocking(true)?;
-                let listener = tokio::net::TcpListener::from_std(listener)?;
                 let gate = Arc::new(Gate::new(host));
                 gate.renew(&order.token);
                 port = Some((told, Arc::clone(&gate)));

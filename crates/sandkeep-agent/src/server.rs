@@ -1,7 +1,9 @@
 //! The HTTP server: connections, routes, CORS.
 
 use std::convert::Infallible;
+use std::net::TcpListener;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -14,8 +16,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use sandkeep_agent_api::{ConnectError, host as host_api};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::net::{TcpStream, UnixListener};
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::connect::error_response;
 use crate::gate::Gate;
@@ -26,6 +28,10 @@ const MAX_CONNECTIONS: usize = 512;
 /// Read buffer of a connection, which also bounds the size of a request's head.
 const MAX_BUFFER: usize = 64 << 10;
 const MAX_HEADERS: usize = 128;
+/// Connections taken by the doorkeeper that the runtime has not seen yet.
+const WAITING: usize = 16;
+/// Until the next try, when there are no descriptors or no memory for a connection.
+const REST: Duration = Duration::from_millis(50);
 
 /// Where connections come from.
 pub(crate) enum Door {
@@ -50,15 +56,8 @@ async fn serve_network(
     state: State,
 ) -> std::io::Result<Infallible> {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let mut stream = match listener.accept().await {
-            Ok((stream, peer)) if gate.knows(peer.ip()) => stream,
-            Ok(_) => continue,
-            Err(error) => {
-                rest_after(&error, &state).await;
-                continue;
-            }
-        };
+    let mut callers = doorkeeper(listener, Arc::clone(&gate), state.clone())?;
+    while let Some(mut stream) = callers.recv().await {
         let (gate, places, state) = (Arc::clone(&gate), Arc::clone(&places), state.clone());
         tokio::spawn(async move {
             // Small answers must not wait for each other.
@@ -70,6 +69,48 @@ async fn serve_network(
             }
         });
     }
+    Err(std::io::Error::other("nobody takes connections any more"))
+}
+
+/// Takes connections on a thread that waits in `accept` itself and not in `epoll_wait`. gVisor may
+/// write an image while its network notes an event; what is then written down of an epoll is not
+/// whole, and a listener registered in it is never heard of again (google/gvisor#13920, #14147).
+/// A call that waits is begun anew after a restore and looks for itself.
+fn doorkeeper(
+    listener: TcpListener,
+    gate: Arc<Gate>,
+    state: State,
+) -> std::io::Result<mpsc::Receiver<TcpStream>> {
+    let (pass_on, callers) = mpsc::channel(WAITING);
+    let runtime = tokio::runtime::Handle::current();
+    std::thread::Builder::new()
+        .name("doorkeeper".to_owned())
+        .stack_size(64 << 10)
+        .spawn(move || {
+            let _inside = runtime.enter();
+            loop {
+                let taken = listener.accept().and_then(|(stream, peer)| {
+                    if !gate.knows(peer.ip()) {
+                        return Ok(None);
+                    }
+                    stream.set_nonblocking(true)?;
+                    TcpStream::from_std(stream).map(Some)
+                });
+                match taken {
+                    Ok(None) => {}
+                    Ok(Some(stream)) => {
+                        if pass_on.blocking_send(stream).is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) => {
+                        note_refused(&error, &state);
+                        std::thread::sleep(REST);
+                    }
+                }
+            }
+        })?;
+    Ok(callers)
 }
 
 async fn serve_socket(listener: UnixListener, state: State) -> std::io::Result<Infallible> {
@@ -82,7 +123,8 @@ async fn serve_socket(listener: UnixListener, state: State) -> std::io::Result<I
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                rest_after(&error, &state).await;
+                note_refused(&error, &state);
+                tokio::time::sleep(REST).await;
                 continue;
             }
         };
@@ -95,11 +137,10 @@ async fn serve_socket(listener: UnixListener, state: State) -> std::io::Result<I
 }
 
 /// Out of descriptors or memory: the queue keeps the caller, try again soon.
-async fn rest_after(error: &std::io::Error, state: &State) {
+fn note_refused(error: &std::io::Error, state: &State) {
     state
         .log()
         .add(host_api::LogLevel::Warn, format!("cannot accept: {error}"));
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
 }
 
 async fn serve_connection<S>(stream: S, state: State)

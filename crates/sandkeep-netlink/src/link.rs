@@ -59,6 +59,17 @@ pub fn configure(loopback: u32, device: u32, side: &Side) -> io::Result<()> {
     Ok(())
 }
 
+/// Switches a device off; [`configure`] makes it what it was.
+pub fn switch_off(index: u32) -> io::Result<()> {
+    let mut messages = Messages::default();
+    let mut fixed = device(index, 0);
+    // The second half names the flags that are meant.
+    fixed.truncate(12);
+    fixed.extend_from_slice(&(libc::IFF_UP as u32).to_ne_bytes());
+    messages.begin(NEW_LINK, ACK, &fixed);
+    messages.send(libc::NETLINK_ROUTE)
+}
+
 /// The fixed part of a message about a device.
 pub fn device(index: u32, flags: u32) -> Vec<u8> {
     let mut fixed = vec![0; 4];

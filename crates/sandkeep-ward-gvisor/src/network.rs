@@ -30,6 +30,14 @@ pub async fn open(namespace: &OwnedFd) -> Result<()> {
     .await
 }
 
+/// Switches the host's end off: nothing arrives in the box until it is opened again.
+pub async fn cut(namespace: &OwnedFd) -> Result<()> {
+    netns::inside(namespace, || {
+        cable::switch_off(HOST_END.0).doing("switching the network of the box off")
+    })
+    .await
+}
+
 fn lay_cable() -> io::Result<()> {
     let mut messages = Messages::default();
     lay(&mut messages);

@@ -3,6 +3,7 @@
 use crate::{
     control,
     live::Live,
+    network,
     runsc::{self, Runsc},
     start::{self, no_runsc},
     ward::Inner,
@@ -86,6 +87,8 @@ impl Inner {
             return Ok(());
         }
         let mut frozen = live.frozen.lock().await;
+        // It may have been about to be written down.
+        network::open(live.netns()).await?;
         live.record.cgroups.thaw();
         if start::answers(live, PROBE).await {
             fs::remove_file(&mark).doing("noting that the box runs")?;
@@ -128,10 +131,15 @@ impl Inner {
             OsStr::new("-image-path"),
             image.as_os_str(),
         ];
+        // Its network would go on to take what arrives, and what it changes while it is written
+        // down is written down by half (google/gvisor#14147).
+        network::cut(live.netns()).await?;
         // Its tasks stay paused; the sandbox itself has work to do.
         live.record.cgroups.thaw();
         let written = runsc.call(&words).await;
-        hold_still(&live).await?;
+        let held = hold_still(&live).await;
+        network::open(live.netns()).await?;
+        held?;
         written?;
         let image = image.to_owned();
         blocking(move || sync_dir(&image)).await

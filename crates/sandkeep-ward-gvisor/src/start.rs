@@ -45,11 +45,6 @@ use tokio::{
 const AGENT_DEADLINE: Duration = Duration::from_secs(60);
 // The moat knows the agent's answers by it.
 const _: () = assert!(AGENT_PORT == PORT);
-/// A few restores came back with an agent that did not answer on a busy host. The box is then tried
-/// once more. Most take half a second.
-const STUCK_AFTER: Duration = Duration::from_secs(12);
-/// A tenth of what a busy host reads.
-const SLOWEST_BYTES_PER_MS: u64 = 50_000;
 /// An agent that is busy for longer is paused as it is.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 const LAST_WORDS: &[u8] = b"GET /health HTTP/1.1\r\nHost: box\r\nConnection: close\r\n\r\n";
@@ -88,20 +83,7 @@ impl Inner {
     pub(crate) async fn start(&self, spec: BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
         spec.check()?;
         let _starting = Starting::begin(self, &spec.id)?;
-        let made = match image {
-            None => self.make(&spec, None).await,
-            Some(image) => {
-                match timeout(patience_for(image), self.make(&spec, Some(image))).await {
-                    Ok(made) => made,
-                    Err(_) => {
-                        let runs = self.held(&spec.id).is_some();
-                        tracing::warn!(id = %spec.id, runs, "a restore is stuck and is tried again");
-                        self.clear_half_made(&spec.id).await;
-                        self.make(&spec, Some(image)).await
-                    }
-                }
-            }
-        };
+        let made = self.make(&spec, image).await;
         if made.is_err() {
             self.clear_half_made(&spec.id).await;
         }
@@ -202,16 +184,6 @@ pub(crate) fn no_runsc() -> Error {
         .retryable(false)
 }
 
-/// How long a restore may take before it counts as stuck: large images take their time.
-fn patience_for(image: &Path) -> Duration {
-    let files = fs::read_dir(image).into_iter().flatten().flatten();
-    let bytes: u64 = files
-        .filter_map(|file| file.metadata().ok())
-        .map(|found| found.len())
-        .sum();
-    STUCK_AFTER + Duration::from_millis(bytes / SLOWEST_BYTES_PER_MS)
-}
-
 /// Everything on the host that is there before the box is.
 fn prepare(
     runsc: &Runsc,
@@ -294,9 +266,9 @@ pub(crate) async fn answers(live: &Live, wait: Duration) -> bool {
     matches!(timeout(wait, asked).await, Ok(Ok(())))
 }
 
-/// Has the agent end every conversation with us, on both sides. Paused in the middle of one, its
-/// kernel may write down that the agent was woken while it was not: such an image comes back
-/// with an agent that never hears of a connection again.
+/// Has the agent end every conversation with us, on both sides. What the network notes while its
+/// kernel is written down may be written down by half: an agent that comes back from such an image
+/// would wait for ever for the rest of a conversation (google/gvisor#14147).
 pub(crate) async fn settle(live: &Live) {
     let last = async {
         let mut stream = connect(live).await?;
