@@ -8,5 +8,6 @@ pub mod idmap;
 pub mod netns;
 pub mod proc;
 pub mod slots;
+pub mod starting;
 pub mod stream;
 pub mod work;

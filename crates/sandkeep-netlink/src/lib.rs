@@ -7,5 +7,7 @@ mod messages;
 pub use cable::{
     AGENT_PORT, BOX_END, BOX_MAC, BOX_V4, BOX_V6, HOST_END, HOST_MAC, HOST_V4, HOST_V6,
 };
-pub use link::{BOX_SIDE, HOST_SIDE, NEW_LINK, Side, configure, device, index_of, set_mac};
+pub use link::{
+    BOX_SIDE, HOST_SIDE, NEW_LINK, Side, configure, device, index_of, set_mac, switch_off,
+};
 pub use messages::{ACK, APPEND, CREATE, EXCLUSIVE, Messages, REPLACE, REQUEST};

@@ -10,9 +10,9 @@ use crate::{
 use sandkeep_host::{
     failure::Doing as _,
     files::{make_private_dir, open_dir, remove_dir},
-    work::{blocking, lock},
+    work::blocking,
 };
-use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_model::{Error, Result};
 use sandkeep_ward::{BoxSpec, LiveBox};
 use std::{fs, io, path::Path, sync::Arc};
 
@@ -20,37 +20,13 @@ use std::{fs, io, path::Path, sync::Arc};
 /// as it lives.
 pub const AGENT: &str = "agent";
 
-/// Keeps a box from being swept or started twice while it is made.
-struct Starting<'a> {
-    inner: &'a Inner,
-    id: SandboxId,
-}
-
-impl<'a> Starting<'a> {
-    fn begin(inner: &'a Inner, id: &SandboxId) -> Result<Self> {
-        let taken = inner.held(id).is_some() || !lock(&inner.starting).insert(id.clone());
-        if taken {
-            return Err(Error::conflict(format!("box {id} is there already"))
-                .hint("end it first, or use another id"));
-        }
-        Ok(Self {
-            inner,
-            id: id.clone(),
-        })
-    }
-}
-
-impl Drop for Starting<'_> {
-    fn drop(&mut self) {
-        lock(&self.inner.starting).remove(&self.id);
-    }
-}
-
 impl Inner {
     /// Afresh, or from an image of its memory.
     pub(crate) async fn start(&self, spec: BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
         spec.check()?;
-        let _starting = Starting::begin(self, &spec.id)?;
+        let _starting = self
+            .starting
+            .begin(&spec.id, self.held(&spec.id).is_some())?;
         let made = self.make(&spec, image).await;
         if made.is_err() {
             let directory = self.box_dir(&spec.id);

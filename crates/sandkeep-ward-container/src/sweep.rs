@@ -24,7 +24,7 @@ impl Inner {
         }
         let mut spared: HashSet<String> = HashSet::new();
         for (id, directory) in box_dirs(&self.state_dir) {
-            let making = lock(&self.starting).contains(&id);
+            let making = self.starting.contains(&id);
             if making || known.contains(&id) {
                 let record = Note::read(&directory).and_then(|note| note.record);
                 spared.extend(record.and_then(|record| record.cgroups.name().map(str::to_owned)));

@@ -15,6 +15,7 @@ use crate::{
 use async_trait::async_trait;
 use sandkeep_host::{
     files::{Stamp, box_dirs, install_agent, make_private_dir, open_dir, remove_dir},
+    starting::Starting,
     work::{blocking, lock},
 };
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage, random_token};
@@ -64,8 +65,7 @@ pub(crate) struct Inner {
     pub launcher: Launcher,
     pub slots: Arc<Slots>,
     pub boxes: Mutex<HashMap<SandboxId, Held>>,
-    /// Boxes that are being made; nobody may sweep them away.
-    pub starting: Mutex<HashSet<SandboxId>>,
+    pub starting: Starting,
     /// Ids of boxes that an earlier server left, until they are adopted or cleared away.
     pub reserved: Mutex<HashMap<SandboxId, Slot>>,
     events: mpsc::Sender<WardEvent>,
@@ -123,7 +123,7 @@ impl ContainerWard {
             tree,
             slots,
             boxes: Mutex::default(),
-            starting: Mutex::default(),
+            starting: Starting::default(),
             events,
         });
         if let Ok(runtime) = Handle::try_current() {

@@ -8,7 +8,6 @@
 mod checks;
 mod config;
 mod control;
-mod live;
 mod network;
 mod record;
 mod runsc;
@@ -16,7 +15,6 @@ mod save;
 mod spec;
 mod stage;
 mod start;
-mod sweep;
 mod ward;
 mod watch;
 

@@ -1,11 +1,10 @@
 //! Freezing boxes, and writing their memory to disk.
 
 use crate::{
-    control,
-    live::Live,
-    network,
+    control, network,
+    record::Live,
     runsc::{self, Runsc},
-    start::{self, no_runsc},
+    start::no_runsc,
     ward::Inner,
 };
 use sandkeep_host::{
@@ -14,6 +13,7 @@ use sandkeep_host::{
     work::blocking,
 };
 use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_own_kernel as own_kernel;
 use sandkeep_ward::Engine;
 use std::{ffi::OsStr, fs, path::Path, sync::Arc, time::Duration};
 
@@ -56,17 +56,18 @@ impl Inner {
     }
 
     pub(crate) async fn freeze(&self, id: &SandboxId) -> Result<()> {
-        let live = self.must_hold(id)?;
+        let live = self.roster.must_hold(id)?;
         let mut frozen = live.frozen.lock().await;
         // The kernel of the box counts pauses.
         if *frozen {
             return Ok(());
         }
-        start::settle(&live).await;
+        // What is written down of a conversation in the middle may not be whole.
+        own_kernel::settle(&live).await;
         // Noted first: a later server must not think that a box runs which does not.
-        let mark = self.box_dir(id).join(FROZEN);
+        let mark = self.roster.box_dir(id).join(FROZEN);
         fs::write(&mark, "").doing("noting that the box is frozen")?;
-        let paused = match control::pause(&live.record.control).await {
+        let paused = match control::pause(&live.record.more.control).await {
             Ok(()) => stand_still(&live).await,
             refused => refused,
         };
@@ -82,7 +83,7 @@ impl Inner {
     /// Whether a box found again is frozen. Between the note and the deed a server may have
     /// died; then the agent tells.
     pub(crate) async fn look_if_frozen(&self, live: &Live) -> Result<()> {
-        let mark = self.box_dir(&live.id).join(FROZEN);
+        let mark = self.roster.box_dir(&live.id).join(FROZEN);
         if !mark.exists() {
             return Ok(());
         }
@@ -90,7 +91,7 @@ impl Inner {
         // It may have been about to be written down.
         network::open(live.netns()).await?;
         live.record.cgroups.thaw();
-        if start::answers(live, PROBE).await {
+        if own_kernel::answers(live, PROBE).await {
             fs::remove_file(&mark).doing("noting that the box runs")?;
             return Ok(());
         }
@@ -99,28 +100,28 @@ impl Inner {
     }
 
     pub(crate) async fn thaw(&self, id: &SandboxId) -> Result<()> {
-        let live = self.must_hold(id)?;
+        let live = self.roster.must_hold(id)?;
         let mut frozen = live.frozen.lock().await;
         // A kernel that is not paused does not survive being resumed.
         if !*frozen {
             return Ok(());
         }
         live.record.cgroups.thaw();
-        control::resume(&live.record.control).await?;
+        control::resume(&live.record.more.control).await?;
         *frozen = false;
-        fs::remove_file(self.box_dir(id).join(FROZEN)).doing("noting that the box runs")?;
+        fs::remove_file(self.roster.box_dir(id).join(FROZEN)).doing("noting that the box runs")?;
         Ok(())
     }
 
     pub(crate) async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
-        let live = self.must_hold(id)?;
+        let live = self.roster.must_hold(id)?;
         let frozen = live.frozen.lock().await;
         if !*frozen {
             return Err(Error::conflict(format!("box {id} is not frozen")).hint("freeze it first"));
         }
         let runsc = Runsc {
             program: self.program().await?,
-            dir: self.box_dir(id),
+            dir: self.roster.box_dir(id),
             name: id.to_string(),
         };
         let words = [
@@ -150,7 +151,7 @@ impl Inner {
 async fn stand_still(live: &Arc<Live>) -> Result<()> {
     let held = hold_still(live).await;
     if held.is_err() {
-        control::resume(&live.record.control).await?;
+        control::resume(&live.record.more.control).await?;
     }
     held
 }

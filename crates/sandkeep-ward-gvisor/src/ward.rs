@@ -4,76 +4,43 @@ use crate::{
     checks,
     config::GvisorWardConfig,
     control,
-    live::{self, Live},
-    record::{Note, Record},
+    record::{Gvisor, Live},
     spec::host_limits,
     stage, start, watch,
 };
 use async_trait::async_trait;
 use sandkeep_host::{
-    cgroup::{Cgroups, layout::Layout, tree_name},
     failure::Doing as _,
-    files::{Stamp, box_dirs, install_agent, make_private_dir, read_token, remove_dir},
-    proc,
-    slots::{Slot, Slots},
-    work::{blocking, lock},
+    files::{Stamp, install_agent, make_private_dir},
+    work::blocking,
 };
-use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage};
+use sandkeep_model::{Error, Isolation, Limits, Result, SandboxId, Usage};
+use sandkeep_own_kernel::{self as own_kernel, Roster};
 use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
 use std::{
-    collections::{HashMap, HashSet},
-    io,
+    collections::HashSet,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
-use tokio::{
-    sync::{mpsc, oneshot},
-    task::AbortHandle,
-    time::timeout,
-};
+use tokio::sync::mpsc;
 
-/// Events that nobody has taken yet; more wait in the tasks that have them.
-const EVENTS: usize = 1024;
-pub(crate) const END_DEADLINE: Duration = Duration::from_secs(15);
 const LIMITS_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The gVisor level.
 #[derive(Debug)]
 pub struct GvisorWard {
     inner: Arc<Inner>,
-    events: Mutex<Option<mpsc::Receiver<WardEvent>>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub state_dir: PathBuf,
+    pub roster: Roster<Gvisor>,
     pub agent: PathBuf,
     pub runsc: Option<PathBuf>,
-    pub tree: Cgroups,
-    pub slots: Arc<Slots>,
-    pub boxes: Mutex<HashMap<SandboxId, Held>>,
-    /// Boxes that are being made; nobody may sweep them away.
-    pub starting: Mutex<HashSet<SandboxId>>,
-    /// Ids of boxes that an earlier server left, until they are adopted or cleared away.
-    pub reserved: Mutex<HashMap<SandboxId, Slot>>,
     /// The build that was found last.
     pub engine: tokio::sync::Mutex<Option<(Stamp, Engine)>>,
-    events: mpsc::Sender<WardEvent>,
-}
-
-/// A box and the task that watches it.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub live: Arc<Live>,
-    watcher: AbortHandle,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.watcher.abort();
-    }
 }
 
 impl GvisorWard {
@@ -93,168 +60,65 @@ impl GvisorWard {
         stage::prepare_host()?;
         // Readable: it copies itself into the memory of the box.
         let agent = install_agent(&config.agent, &state_dir, 0o555)?;
-        let tree = Cgroups::make_tree(&Layout::of_this_host()?, &tree_name(&state_dir))?;
-        let slots = Slots::new(config.id_base, config.id_slots)?;
-        let (events, receiver) = mpsc::channel(EVENTS);
         let inner = Inner {
-            reserved: Mutex::new(reserved(&state_dir, &slots)),
-            state_dir,
+            roster: Roster::new(state_dir, config.id_base, config.id_slots)?,
             agent,
             runsc: config.runsc,
-            tree,
-            slots,
-            boxes: Mutex::default(),
-            starting: Mutex::default(),
             engine: tokio::sync::Mutex::default(),
-            events,
         };
         Ok(Arc::new(Self {
             inner: Arc::new(inner),
-            events: Mutex::new(Some(receiver)),
         }))
     }
 
     async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
-        let inner = Arc::clone(&self.inner);
-        let (tell, told) = oneshot::channel();
-        // In a task of its own: a caller that goes away must not leave half a box.
-        tokio::spawn(async move {
-            let id = spec.id.clone();
-            let started = inner.start(spec, image.as_deref()).await;
-            if let Err(Ok(_unwanted)) = tell.send(started)
-                && let Err(error) = inner.destroy(&id).await
-            {
-                tracing::error!(%id, %error, "a box that nobody waited for was not ended");
-            }
-        });
-        told.await
-            .map_err(|_| Error::internal("the task that starts the box ended early"))?
+        let (inner, again) = (Arc::clone(&self.inner), Arc::clone(&self.inner));
+        own_kernel::born(
+            spec.id.clone(),
+            async move { inner.start(spec, image.as_deref()).await },
+            async move |id| again.roster.destroy(&id).await,
+        )
+        .await
     }
 }
 
 impl Inner {
-    pub fn box_dir(&self, id: &SandboxId) -> PathBuf {
-        self.state_dir.join(id.as_str())
-    }
-
-    pub fn held(&self, id: &SandboxId) -> Option<Arc<Live>> {
-        lock(&self.boxes).get(id).map(|held| Arc::clone(&held.live))
-    }
-
-    pub fn must_hold(&self, id: &SandboxId) -> Result<Arc<Live>> {
-        self.held(id).ok_or_else(|| Error::sandbox_not_found(id))
-    }
-
     /// Takes a running box in and begins to watch it.
     pub fn hold(&self, live: Arc<Live>) {
-        let watcher =
-            tokio::spawn(watch::watch(Arc::clone(&live), self.events.clone())).abort_handle();
-        lock(&self.boxes).insert(live.id.clone(), Held { live, watcher });
+        self.roster.hold(live, watch::watch);
     }
 
     async fn adopt(&self, found: &LiveBox) -> Result<Adoption> {
-        if self.held(&found.id).is_some_and(|live| live.runs()) {
+        if self.roster.held(&found.id).is_some_and(|live| live.runs()) {
             return Ok(Adoption::Alive);
         }
-        let record = Record::parse(&found.record)?;
-        let Some(pidfd) = live::find(&record) else {
-            self.clear_record(&found.id, record).await?;
+        let Some(remains) = self.roster.find_again(found).await? else {
             return Ok(Adoption::Gone);
         };
-        let slot = lock(&self.reserved)
-            .remove(&found.id)
-            .filter(|slot| slot.number() == record.slot)
-            .or_else(|| self.slots.reclaim(record.slot));
-        if slot.is_none() {
-            tracing::warn!(id = %found.id, slot = record.slot, "the ids of the box are held twice");
-        }
-        let token = read_token(&self.box_dir(&found.id))?;
-        let watched = pidfd.try_clone().doing("watching the box")?;
-        let live = match Live::new(found.id.clone(), record.clone(), token, pidfd, slot) {
-            Ok(live) => live,
-            // One that is about to end has lost its namespaces before it is seen to be dead.
-            Err(failure) => {
-                if !blocking(move || Ok(proc::ended_within(&watched, END_DEADLINE))).await? {
-                    return Err(failure.into());
-                }
-                self.clear_record(&found.id, record).await?;
-                return Ok(Adoption::Gone);
-            }
+        let Some(live) = self.roster.revive(remains, ()).await? else {
+            return Ok(Adoption::Gone);
         };
         self.look_if_frozen(&live).await?;
         self.hold(Arc::new(live));
         Ok(Adoption::Alive)
     }
 
-    pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let Some(live) = self.held(id) else {
-            return self.clear_unheld(id).await.map(drop);
-        };
-        live.begin_end();
-        {
-            let live = Arc::clone(&live);
-            blocking(move || live.kill().map_err(Error::from)).await?;
-        }
-        timeout(END_DEADLINE, live.ended())
-            .await
-            .map_err(|_| {
-                Error::new(Code::DeadlineExceeded, format!("box {id} does not die"))
-                    .hint("a process of it hangs in the kernel; look at /proc/PID/stack")
-            })?
-            .doing("waiting for the box to end")?;
-        live.over.cancel();
-        let cgroups = live.record.cgroups.clone();
-        let directory = self.box_dir(id);
-        let control = live.record.control.clone();
-        drop(live);
-        blocking(move || {
-            // Stragglers that were made while the rest was killed.
-            cgroups.kill_all();
-            cgroups.remove(END_DEADLINE)?;
-            // With a long state directory it is elsewhere.
-            let _gone = std::fs::remove_file(control);
-            remove_dir(&directory)
-        })
-        .await?;
-        lock(&self.boxes).remove(id);
-        Ok(())
-    }
-
     async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
-        let live = self.must_hold(id)?;
-        if !live.runs() {
-            return Err(Error::conflict(format!("box {id} has ended")));
-        }
-        let (cgroups, outer) = (live.record.cgroups.clone(), host_limits(limits));
-        blocking(move || {
-            cgroups.set_limits(&outer).map_err(|failure| {
-                let busy = failure.source.kind() == io::ErrorKind::ResourceBusy;
-                let error = Error::from(failure);
-                if busy {
-                    Error::conflict(error.message).hint("the box uses more memory than that now")
-                } else {
-                    error
-                }
-            })
-        })
-        .await?;
-        if *live.frozen.lock().await {
-            return Err(Error::conflict(format!("box {id} is frozen")).hint("resume it first"));
-        }
+        let live = self.roster.must_hold(id)?;
+        live.limit_outside(host_limits(limits)).await?;
         start::set_inner_limits(&live, limits, LIMITS_DEADLINE).await
     }
 
     async fn usage(&self, id: &SandboxId) -> Result<Usage> {
-        let live = self.must_hold(id)?;
+        let live = self.roster.must_hold(id)?;
         let cgroups = live.record.cgroups.clone();
         let mut usage = blocking(move || cgroups.usage().map_err(Error::from)).await?;
         // Tasks of the host say little about processes of the box; a box that stands still does
         // not answer.
-        let frozen = live.frozen.try_lock();
-        if !matches!(frozen, Ok(frozen) if !*frozen) {
+        if !live.moves() {
             return Ok(usage);
         }
-        match control::processes(&live.record.control, id.as_str()).await {
+        match control::processes(&live.record.more.control, id.as_str()).await {
             Ok(count) => usage.pids = count,
             Err(error) => tracing::debug!(%id, %error, "the box does not count its processes"),
         }
@@ -296,8 +160,8 @@ impl Ward for GvisorWard {
     }
 
     async fn connect(&self, id: &SandboxId) -> Result<Channel> {
-        let live = self.inner.must_hold(id)?;
-        Ok(Box::new(start::connect(&live).await?))
+        let live = self.inner.roster.must_hold(id)?;
+        Ok(Box::new(own_kernel::connect(&live).await?))
     }
 
     async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
@@ -309,11 +173,8 @@ impl Ward for GvisorWard {
     }
 
     async fn netns(&self, id: &SandboxId) -> Result<OwnedFd> {
-        let live = self.inner.must_hold(id)?;
-        live.netns()
-            .try_clone()
-            .doing("keeping the network namespace of the box")
-            .map_err(Error::from)
+        let live = self.inner.roster.must_hold(id)?;
+        live.share_netns()
     }
 
     async fn freeze(&self, id: &SandboxId) -> Result<()> {
@@ -340,27 +201,16 @@ impl Ward for GvisorWard {
         let inner = Arc::clone(&self.inner);
         let id = id.clone();
         // In a task of its own: once begun it goes to the end.
-        tokio::spawn(async move { inner.destroy(&id).await })
+        tokio::spawn(async move { inner.roster.destroy(&id).await })
             .await
             .map_err(|error| Error::internal(format!("ending the box: {error}")))?
     }
 
     async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
-        self.inner.sweep(known).await
+        self.inner.roster.sweep(known, HashSet::new()).await
     }
 
     fn events(&self) -> Option<mpsc::Receiver<WardEvent>> {
-        lock(&self.events).take()
+        self.inner.roster.events()
     }
-}
-
-/// The ids of every box that has a directory here.
-fn reserved(state_dir: &Path, slots: &Arc<Slots>) -> HashMap<SandboxId, Slot> {
-    box_dirs(state_dir)
-        .into_iter()
-        .filter_map(|(id, directory)| {
-            let slot = slots.reclaim(Note::read(&directory)?.slot)?;
-            Some((id, slot))
-        })
-        .collect()
 }

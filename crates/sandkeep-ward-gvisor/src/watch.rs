@@ -1,6 +1,6 @@
 //! Watches one box: the end of its sandbox, and kills for want of memory.
 
-use crate::live::Live;
+use crate::record::Live;
 use sandkeep_ward::WardEvent;
 use std::{sync::Arc, time::Duration};
 use tokio::{

@@ -61,8 +61,8 @@ impl Bench for GvisorBench {
         if lab::alive(record.pid, record.start_ticks) {
             traces.push(format!("process {}", record.pid));
         }
-        if record.control.exists() {
-            traces.push(record.control.display().to_string());
+        if record.more.control.exists() {
+            traces.push(record.more.control.display().to_string());
         }
         traces
     }

@@ -1,21 +1,24 @@
 //! Clearing away what belongs to no box that anybody knows.
 
-use crate::{
-    live,
-    record::{Note, Record},
-    ward::{END_DEADLINE, Inner},
-};
+use crate::{Kind, Note, Record, Roster, roster::END_DEADLINE};
 use sandkeep_host::{
     cgroup::Cgroups,
+    failure::Doing as _,
     files::{box_dirs, remove_dir},
+    proc,
     work::{blocking, lock},
 };
 use sandkeep_model::{Result, SandboxId};
 use sandkeep_ward::Swept;
-use std::{collections::HashSet, path::Path};
+use std::{collections::HashSet, io, path::Path};
 
-impl Inner {
-    pub(crate) async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
+impl<K: Kind> Roster<K> {
+    /// `spared` names cgroups that belong to no box.
+    pub async fn sweep(
+        &self,
+        known: &HashSet<SandboxId>,
+        mut spared: HashSet<String>,
+    ) -> Result<Swept> {
         let mut total = Swept::default();
         let held: Vec<SandboxId> = lock(&self.boxes).keys().cloned().collect();
         for id in held.iter().filter(|id| !known.contains(id)) {
@@ -25,16 +28,16 @@ impl Inner {
             total.files += 1;
             self.destroy(id).await?;
         }
-        let mut spared: HashSet<String> = known.iter().map(ToString::to_string).collect();
+        spared.extend(known.iter().map(ToString::to_string));
         for (id, _) in box_dirs(&self.state_dir) {
-            if lock(&self.starting).contains(&id) {
+            if self.starting.contains(&id) {
                 spared.insert(id.to_string());
             } else if !known.contains(&id) {
                 add(&mut total, &self.clear_unheld(&id).await?);
             }
         }
         // Cgroups are named after their boxes; these have lost theirs.
-        spared.extend(lock(&self.starting).iter().map(ToString::to_string));
+        spared.extend(self.starting.names());
         let tree = self.tree.clone();
         let lost = blocking(move || {
             let mut swept = Swept::default();
@@ -51,14 +54,14 @@ impl Inner {
     }
 
     /// Clears a box away of which only files may be left.
-    pub(crate) async fn clear_unheld(&self, id: &SandboxId) -> Result<Swept> {
+    pub async fn clear_unheld(&self, id: &SandboxId) -> Result<Swept> {
         let directory = self.box_dir(id);
         let cgroups = self.tree.child(id.as_str());
         let swept = blocking(move || match Note::read(&directory) {
             Some(Note {
                 record: Some(record),
                 ..
-            }) => clear(&record, &directory),
+            }) => clear::<K>(&record, &directory),
             Some(Note { cgroups, .. }) => clear_half(&cgroups, &directory),
             None => clear_half(&cgroups, &directory),
         })
@@ -67,17 +70,30 @@ impl Inner {
         Ok(swept)
     }
 
-    pub(crate) async fn clear_record(&self, id: &SandboxId, record: Record) -> Result<()> {
+    pub(crate) async fn clear_record(
+        &self,
+        id: &SandboxId,
+        record: Record<K::Noted>,
+    ) -> Result<()> {
         let directory = self.box_dir(id);
-        blocking(move || clear(&record, &directory)).await?;
+        blocking(move || clear::<K>(&record, &directory)).await?;
         lock(&self.reserved).remove(id);
         lock(&self.boxes).remove(id);
         Ok(())
     }
 }
 
-fn clear(record: &Record, directory: &Path) -> Result<Swept> {
-    let processes = live::clear(record, END_DEADLINE)?;
+fn clear<K: Kind>(record: &Record<K::Noted>, directory: &Path) -> Result<Swept> {
+    let found = record.find();
+    let processes = record.cgroups.kill_all();
+    if let Some(pidfd) = found {
+        proc::kill_by(&pidfd)?;
+        if !proc::ended_within(&pidfd, END_DEADLINE) {
+            return Err(io::Error::from(io::ErrorKind::TimedOut))
+                .doing("waiting for the box to end")?;
+        }
+    }
+    K::clear(&record.more);
     let mut swept = clear_half(&record.cgroups, directory)?;
     // The kill was before.
     swept.processes = processes;

@@ -1,0 +1,240 @@
+//! Which boxes there are: held, on their way, or left by an earlier server.
+
+use crate::{Kind, Live, Note, Record};
+use sandkeep_host::{
+    cgroup::{Cgroups, layout::Layout, tree_name},
+    failure::Doing as _,
+    files::{box_dirs, read_token, remove_dir},
+    proc,
+    slots::{Slot, Slots},
+    starting::{Begun, Starting},
+    work::{blocking, lock},
+};
+use sandkeep_model::{Code, Error, Result, SandboxId, Secret};
+use sandkeep_ward::{LiveBox, WardEvent};
+use std::{
+    collections::HashMap,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::AbortHandle,
+    time::timeout,
+};
+
+/// Events that nobody has taken yet; more wait in the tasks that have them.
+const EVENTS: usize = 1024;
+pub const END_DEADLINE: Duration = Duration::from_secs(15);
+
+#[derive(Debug)]
+pub struct Roster<K: Kind> {
+    /// Holds a directory for each box.
+    pub state_dir: PathBuf,
+    pub tree: Cgroups,
+    pub slots: Arc<Slots>,
+    pub(crate) boxes: Mutex<HashMap<SandboxId, Held<K>>>,
+    pub(crate) starting: Starting,
+    /// Ids of boxes that an earlier server left, until they are adopted or cleared away.
+    pub(crate) reserved: Mutex<HashMap<SandboxId, Slot>>,
+    sender: mpsc::Sender<WardEvent>,
+    receiver: Mutex<Option<mpsc::Receiver<WardEvent>>>,
+}
+
+/// A box and the task that watches it.
+#[derive(Debug)]
+pub(crate) struct Held<K: Kind> {
+    live: Arc<Live<K>>,
+    watcher: AbortHandle,
+}
+
+impl<K: Kind> Drop for Held<K> {
+    fn drop(&mut self) {
+        self.watcher.abort();
+    }
+}
+
+/// A box that outlived the server that made it.
+#[derive(Debug)]
+pub struct Remains<K: Kind> {
+    pub record: Record<K::Noted>,
+    id: SandboxId,
+    token: Secret,
+    pidfd: OwnedFd,
+    slot: Option<Slot>,
+}
+
+impl<K: Kind> Roster<K> {
+    pub fn new(state_dir: PathBuf, id_base: u32, id_slots: u32) -> Result<Self> {
+        let tree = Cgroups::make_tree(&Layout::of_this_host()?, &tree_name(&state_dir))?;
+        let slots = Slots::new(id_base, id_slots)?;
+        let (sender, receiver) = mpsc::channel(EVENTS);
+        Ok(Self {
+            reserved: Mutex::new(reserved::<K>(&state_dir, &slots)),
+            state_dir,
+            tree,
+            slots,
+            boxes: Mutex::default(),
+            starting: Starting::default(),
+            sender,
+            receiver: Mutex::new(Some(receiver)),
+        })
+    }
+
+    pub fn box_dir(&self, id: &SandboxId) -> PathBuf {
+        self.state_dir.join(id.as_str())
+    }
+
+    pub fn held(&self, id: &SandboxId) -> Option<Arc<Live<K>>> {
+        lock(&self.boxes).get(id).map(|held| Arc::clone(&held.live))
+    }
+
+    pub fn must_hold(&self, id: &SandboxId) -> Result<Arc<Live<K>>> {
+        self.held(id).ok_or_else(|| Error::sandbox_not_found(id))
+    }
+
+    /// Takes a running box in and has it watched.
+    pub fn hold<W>(
+        &self,
+        live: Arc<Live<K>>,
+        watch: impl FnOnce(Arc<Live<K>>, mpsc::Sender<WardEvent>) -> W,
+    ) where
+        W: Future<Output = ()> + Send + 'static,
+    {
+        let watcher = tokio::spawn(watch(Arc::clone(&live), self.sender.clone())).abort_handle();
+        lock(&self.boxes).insert(live.id.clone(), Held { live, watcher });
+    }
+
+    /// What the watchers tell; once.
+    pub fn events(&self) -> Option<mpsc::Receiver<WardEvent>> {
+        lock(&self.receiver).take()
+    }
+
+    pub fn begin(&self, id: &SandboxId) -> Result<Begun<'_>> {
+        self.starting.begin(id, self.held(id).is_some())
+    }
+
+    /// Finds a box of an earlier server. `None`: it is gone, and cleared away.
+    pub async fn find_again(&self, found: &LiveBox) -> Result<Option<Remains<K>>> {
+        let record = Record::parse(&found.record)?;
+        let Some(pidfd) = record.find() else {
+            self.clear_record(&found.id, record).await?;
+            return Ok(None);
+        };
+        let slot = lock(&self.reserved)
+            .remove(&found.id)
+            .filter(|slot| slot.number() == record.slot)
+            .or_else(|| self.slots.reclaim(record.slot));
+        if slot.is_none() {
+            tracing::warn!(id = %found.id, slot = record.slot, "the ids of the box are held twice");
+        }
+        Ok(Some(Remains {
+            token: read_token(&self.box_dir(&found.id))?,
+            id: found.id.clone(),
+            record,
+            pidfd,
+            slot,
+        }))
+    }
+
+    /// Takes it up again. `None`: it ended just now, and is cleared away.
+    pub async fn revive(&self, found: Remains<K>, has: K::Has) -> Result<Option<Live<K>>> {
+        let Remains {
+            record,
+            id,
+            token,
+            pidfd,
+            slot,
+        } = found;
+        let watched = pidfd.try_clone().doing("watching the box")?;
+        match Live::new(id.clone(), record.clone(), token, has, pidfd, slot) {
+            Ok(live) => Ok(Some(live)),
+            // One that is about to end has lost its namespaces before it is seen to be dead.
+            Err(failure) => {
+                if !blocking(move || Ok(proc::ended_within(&watched, END_DEADLINE))).await? {
+                    return Err(failure.into());
+                }
+                self.clear_record(&id, record).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let Some(live) = self.held(id) else {
+            return self.clear_unheld(id).await.map(drop);
+        };
+        live.begin_end();
+        {
+            let live = Arc::clone(&live);
+            blocking(move || live.kill().map_err(Error::from)).await?;
+        }
+        timeout(END_DEADLINE, live.ended())
+            .await
+            .map_err(|_| {
+                Error::new(Code::DeadlineExceeded, format!("box {id} does not die"))
+                    .hint("a process of it hangs in the kernel; look at /proc/PID/stack")
+            })?
+            .doing("waiting for the box to end")?;
+        live.over.cancel();
+        let (cgroups, more) = (live.record.cgroups.clone(), live.record.more.clone());
+        let directory = self.box_dir(id);
+        drop(live);
+        blocking(move || {
+            // Stragglers that were made while the rest was killed.
+            cgroups.kill_all();
+            cgroups.remove(END_DEADLINE)?;
+            K::clear(&more);
+            remove_dir(&directory)
+        })
+        .await?;
+        lock(&self.boxes).remove(id);
+        Ok(())
+    }
+
+    /// What there is of a box that did not come to life: the half of it that runs, then its files.
+    pub async fn clear_half_made(&self, id: &SandboxId) {
+        let left = match self.held(id) {
+            Some(_) => self.destroy(id).await,
+            None => self.clear_unheld(id).await.map(drop),
+        };
+        if let Err(error) = left {
+            tracing::warn!(%id, %error, "a box that did not start was not cleared away");
+        }
+    }
+}
+
+/// Brings a box to life in a task of its own: a caller that goes away must not leave half a box.
+/// `unwanted` ends one that nobody waited for.
+pub async fn born<U>(
+    id: SandboxId,
+    start: impl Future<Output = Result<LiveBox>> + Send + 'static,
+    unwanted: impl FnOnce(SandboxId) -> U + Send + 'static,
+) -> Result<LiveBox>
+where
+    U: Future<Output = Result<()>> + Send,
+{
+    let (tell, told) = oneshot::channel();
+    tokio::spawn(async move {
+        if let Err(Ok(_nobody)) = tell.send(start.await)
+            && let Err(error) = unwanted(id.clone()).await
+        {
+            tracing::error!(%id, %error, "a box that nobody waited for was not ended");
+        }
+    });
+    told.await
+        .map_err(|_| Error::internal("the task that starts the box ended early"))?
+}
+
+/// The ids of every box that has a directory here.
+fn reserved<K: Kind>(state_dir: &Path, slots: &Arc<Slots>) -> HashMap<SandboxId, Slot> {
+    box_dirs(state_dir)
+        .into_iter()
+        .filter_map(|(id, directory)| {
+            let slot = slots.reclaim(Note::<K::Noted>::read(&directory)?.slot)?;
+            Some((id, slot))
+        })
+        .collect()
+}
