@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::host::LimitsRequest;
+
 /// The port, as the kernel of the machine names it.
 pub const PORT: &str = "/dev/vport0p1";
 /// The disk of the box.
@@ -31,11 +33,15 @@ pub const READY: &str = "ready";
 pub const OPTION: &str = "--machine";
 /// Longer lines are none of ours.
 pub const MOST_ORDER: usize = 4096;
+/// Brackets at which an order may begin that others were cut off before.
+const MOST_CUT_OFF: usize = 16;
 /// Bytes that reseed the random numbers of the machine.
 pub const ENTROPY_BYTES: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
+    /// Its own, so that its answer is known.
+    pub number: u64,
     /// What connections begin with from now on.
     pub token: String,
     /// Random bytes of the host, in hexadecimal: copies of a machine must not draw the same.
@@ -43,6 +49,35 @@ pub struct Order {
     /// The host's clock.
     pub timestamp_ms: i64,
     pub hostname: String,
+    pub limits: LimitsRequest,
+}
+
+/// What the agent says when an order has been carried out: one line, like the order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Of the order.
+    pub number: u64,
+    /// Why it could not be carried out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Processes killed for want of memory so far: a copy remembers those of the one before.
+    pub oom_kills: u64,
+}
+
+impl Answer {
+    /// One line for the port.
+    pub fn to_line(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self).map(|text| text + "\n")
+    }
+
+    /// The answer to this order among what was read, if it is whole.
+    pub fn to_order(number: u64, bytes: &[u8]) -> Option<Self> {
+        let end = bytes.iter().rposition(|byte| *byte == b'\n')?;
+        bytes[..end]
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| serde_json::from_slice(line).ok())
+            .find(|answer: &Self| answer.number == number)
+    }
 }
 
 impl Order {
@@ -62,9 +97,11 @@ impl Order {
     }
 
     fn in_line(line: &[u8]) -> Option<Self> {
-        // What was cut off has no end; ours begins with the last bracket.
-        let start = line.iter().rposition(|byte| *byte == b'{')?;
-        serde_json::from_slice(&line[start..]).ok()
+        // What was cut off has no end; ours begins at one of the brackets.
+        let starts = line.iter().enumerate().filter(|(_, byte)| **byte == b'{');
+        starts
+            .take(MOST_CUT_OFF)
+            .find_map(|(start, _)| serde_json::from_slice(&line[start..]).ok())
     }
 
     /// The random bytes themselves.
@@ -86,10 +123,16 @@ mod tests {
 
     fn order(token: &str) -> Order {
         Order {
+            number: 7,
             token: token.to_owned(),
             entropy: "0a".repeat(ENTROPY_BYTES),
             timestamp_ms: 5,
             hostname: "box".to_owned(),
+            limits: LimitsRequest {
+                open_files: 1,
+                pids: 2,
+                memory_bytes: None,
+            },
         }
     }
 
@@ -104,6 +147,21 @@ mod tests {
         let glued = format!("{{\"token\":\"ha{}", order("c").to_line().unwrap());
         assert_eq!(Order::last_in(glued.as_bytes()), Some(order("c")));
         assert_eq!(Order::last_in(b"\n\n"), None);
+    }
+
+    #[test]
+    fn only_the_answer_to_this_order_counts() {
+        let answer = |number| Answer {
+            number,
+            error: None,
+            oom_kills: 3,
+        };
+        let text = [3, 7].map(|number| answer(number).to_line().unwrap());
+        let text = format!("noise\n{}{}", text[0], text[1]);
+        assert_eq!(Answer::to_order(7, text.as_bytes()), Some(answer(7)));
+        let cut = &text.as_bytes()[..text.len() - 1];
+        assert_eq!(Answer::to_order(7, cut), None);
+        assert_eq!(Answer::to_order(9, text.as_bytes()), None);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use rustix::process::{chdir, chroot};
 use rustix::time::{ClockId, Timespec, clock_settime};
 use sandkeep_agent_api::host::LogLevel;
 use sandkeep_agent_api::machine::{
-    DISK, DRIVERS, DRIVERS_DIR, GROUP, MOST_ORDER, Order, PORT, READY,
+    Answer, DISK, DRIVERS, DRIVERS_DIR, GROUP, MOST_ORDER, Order, PORT, READY,
 };
 use sandkeep_netlink as cable;
 
@@ -59,9 +59,17 @@ pub(crate) fn boot() -> io::Result<(Port, Order)> {
     Ok((Port(port), order))
 }
 
-/// Carries out the orders that come after a restore, on a thread of its own: the port has no
-/// end that a runtime could wait for.
-pub(crate) fn attend(port: Port, gate: Arc<Gate>, state: State) -> io::Result<()> {
+/// Answers the first order, whose last part is done here, and carries out those that come after
+/// a restore, on a thread of its own: the port has no end that a runtime could wait for.
+pub(crate) fn attend(
+    mut port: Port,
+    first: &Order,
+    gate: Arc<Gate>,
+    state: State,
+) -> io::Result<()> {
+    // Connections are taken from here on: they wait until they are listened to.
+    gate.renew(&first.token);
+    answer(&mut port.0, first, state.set_limits(&first.limits), &state)?;
     std::thread::Builder::new()
         .name("orders".to_owned())
         .stack_size(64 << 10)
@@ -78,15 +86,28 @@ fn listen(mut port: File, gate: &Gate, state: &State) -> io::Result<()> {
     loop {
         let order = next_order(&mut port)?;
         // The token last: who is let in finds everything done.
-        if let Err(error) = renew(&order) {
-            let message = format!("what must be new after a restore is not: {error}");
-            state.log().add(LogLevel::Error, message);
-            continue;
+        let done = renew(&order).and_then(|()| state.set_limits(&order.limits));
+        if done.is_ok() {
+            // What the box is called is the host's to say later, too.
+            let _named = rustix::system::sethostname(order.hostname.as_bytes());
+            gate.renew(&order.token);
         }
-        // What the box is called is the host's to say later, too.
-        let _named = rustix::system::sethostname(order.hostname.as_bytes());
-        gate.renew(&order.token);
+        answer(&mut port, &order, done, state)?;
     }
+}
+
+fn answer(port: &mut File, order: &Order, done: io::Result<()>, state: &State) -> io::Result<()> {
+    let error = done.err().map(|error| error.to_string());
+    if let Some(error) = &error {
+        let message = format!("an order of the host was not carried out: {error}");
+        state.log().add(LogLevel::Error, message);
+    }
+    let answer = Answer {
+        number: order.number,
+        error,
+        oom_kills: state.fence().usage().map_or(0, |usage| usage.oom_kills),
+    };
+    port.write_all(answer.to_line()?.as_bytes())
 }
 
 /// The clock of the machine; it stood still with it.

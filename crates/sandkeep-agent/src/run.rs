@@ -110,14 +110,13 @@ fn serve(entrance: Entrance) -> io::Result<()> {
             }
             Entrance::Machine(listener, host, told, order) => {
                 let gate = Arc::new(Gate::new(host));
-                gate.renew(&order.token);
-                port = Some((told, Arc::clone(&gate)));
+                port = Some((told, order, Arc::clone(&gate)));
                 (Door::Network(listener, gate), Fence::in_machine())
             }
         };
         let state = State::new(oom::protect(), fence);
-        if let Some((port, gate)) = port {
-            machine::attend(port, gate, state.clone())?;
+        if let Some((port, order, gate)) = port {
+            machine::attend(port, &order, gate, state.clone())?;
         }
         let mut terminate = signal(SignalKind::terminate())?;
         tokio::select! {

@@ -107,5 +107,8 @@ impl Core {
         self.closing.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+        for ward in self.levels.wards() {
+            ward.close().await;
+        }
     }
 }

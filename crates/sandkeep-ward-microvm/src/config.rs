@@ -27,6 +27,9 @@ pub struct MicrovmWardConfig {
     /// The first host id for boxes; box number n runs as `id_base + n * 65536`.
     pub id_base: u32,
     pub id_slots: u32,
+    /// How many QEMUs are started ahead and wait, for each of the memories that boxes began
+    /// with last.
+    pub waiting: usize,
 }
 
 impl MicrovmWardConfig {
@@ -40,6 +43,7 @@ impl MicrovmWardConfig {
             qemu: None,
             id_base: DEFAULT_ID_BASE,
             id_slots: DEFAULT_ID_SLOTS,
+            waiting: 0,
         }
     }
 }

@@ -5,7 +5,10 @@ use crate::{
     qemu::{Begin, Files, Qemu, Shape},
     qmp::{self, Qmp},
 };
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::{
+    fs::{MemfdFlags, ftruncate, memfd_create},
+    pipe::{PipeFlags, pipe_with},
+};
 use sandkeep_host::{cgroup::Cgroups, failure::Doing as _, proc};
 use sandkeep_model::{Error, Result};
 use std::{
@@ -23,6 +26,7 @@ use std::{
 
 const APPEARS: Duration = Duration::from_secs(10);
 const MOST_SAID: usize = 600;
+const LARGEST_DISK: u64 = 16 << 40;
 
 /// Everything one QEMU gets from us.
 #[derive(Debug)]
@@ -35,13 +39,12 @@ pub struct Launch<'a> {
     /// Who it runs as.
     pub id: u32,
     pub ram: i32,
-    pub disk: [OwnedFd; 2],
     /// Where it answers us.
     pub control: &'a Path,
     pub begin: Begin,
 }
 
-/// A QEMU that answers.
+/// A QEMU that answers; its disk is an empty one until it is given another.
 #[derive(Debug)]
 pub struct Started {
     pub pid: i32,
@@ -54,11 +57,12 @@ impl Launch<'_> {
     /// Blocks until QEMU answers.
     pub fn start(self) -> Result<Started> {
         let control = qmp::listen(self.control)?;
+        let disk = blank_disk()?;
         let (port, theirs) = UnixStream::pair().doing("making the port of the machine")?;
         let (said, says) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe")?;
         let files = Files {
             ram: self.ram,
-            disk: [self.disk[0].as_raw_fd(), self.disk[1].as_raw_fd()],
+            disk: [disk[0].as_raw_fd(), disk[1].as_raw_fd()],
             card: self.card.as_raw_fd(),
             control: control.as_raw_fd(),
             port: theirs.as_raw_fd(),
@@ -92,13 +96,27 @@ impl Launch<'_> {
         let mut said = File::from(said);
         jail.start(command)?;
         // QEMU has its own by now; ours would keep it from noticing our end.
-        drop((self.disk, self.card, theirs, control));
+        drop((disk, self.card, theirs, control));
         let answered = find(self.cgroups).and_then(|pid| Ok((pid, Qmp::connect(self.control)?)));
         match answered {
             Ok((pid, qmp)) => Ok(Started { pid, qmp, port }),
             Err(error) => Err(last_words(&mut said).unwrap_or(error)),
         }
     }
+}
+
+/// A machine that waits has seen no disk yet but one that is empty and larger than any: how
+/// large a disk is it asks once, and what is on it the file system tells.
+fn blank_disk() -> Result<[OwnedFd; 2]> {
+    let made = || {
+        let disk = memfd_create("sandkeep-no-disk", MemfdFlags::CLOEXEC)?;
+        ftruncate(&disk, LARGEST_DISK)?;
+        let path = format!("/proc/self/fd/{}", disk.as_raw_fd());
+        Ok::<_, std::io::Error>([disk, File::open(path)?.into()])
+    };
+    made()
+        .doing("making a disk for the machine")
+        .map_err(Error::from)
 }
 
 /// The only process of the cgroup.

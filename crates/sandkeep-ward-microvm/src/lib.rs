@@ -11,6 +11,7 @@ mod disk;
 mod image;
 mod jail;
 mod kernel;
+mod laps;
 mod launch;
 mod live;
 mod machine;
@@ -23,6 +24,7 @@ mod record;
 mod save;
 mod start;
 mod sweep;
+mod waiting;
 mod ward;
 mod watch;
 

@@ -12,8 +12,7 @@ use crate::{
     qemu::{Accel, Begin, Qemu, Shape},
     ward::Inner,
 };
-use rustix::fs::{MemfdFlags, memfd_create};
-use sandkeep_agent_api::machine::READY;
+use sandkeep_agent_api::machine::{Answer, Order, READY};
 use sandkeep_host::{
     failure::Doing as _,
     files::{make_private_dir, remove_dir, replace, sync_dir},
@@ -25,14 +24,14 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use std::{
     fs::{self, File},
-    io::{BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     os::{
-        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _},
         unix::{fs::PermissionsExt as _, net::UnixStream},
     },
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 const NOTE: &str = "machine.json";
@@ -45,8 +44,9 @@ const BOOT: Duration = Duration::from_secs(90);
 const KVM_BOOT: Duration = Duration::from_secs(20);
 /// One whose timer was not found by its kernel hangs; the next one does not.
 const ATTEMPTS: u32 = 4;
-const LARGEST_DISK: u64 = 16 << 40;
 const CGROUP_DEADLINE: Duration = Duration::from_secs(15);
+/// Before its answer; a machine says some lines at most.
+const MOST_HEARD: usize = 64 << 10;
 /// A machine that boots is no box, but is kept from the others like one.
 pub const BUILDING: &str = "machine.";
 
@@ -117,6 +117,9 @@ impl Inner {
         };
         let machine = Arc::new(machine);
         machines.insert(shape, Arc::clone(&machine));
+        drop(machines);
+        // Images of its boxes name it: they do not have to be read for it.
+        self.images.lock().await.know(&machine.base);
         Ok(machine)
     }
 
@@ -154,7 +157,7 @@ impl Inner {
         if let Ok(Some(machine)) = self.read_machine(dir).await {
             return Ok(machine);
         }
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let mut last = None;
         let attempts = match qemu.accel {
             Accel::Kvm => 1,
@@ -227,7 +230,6 @@ impl Inner {
                 card,
                 id: slot.first_id(),
                 ram: ram.fd(),
-                disk: blank_disk()?,
                 control: &fresh.join("control"),
                 begin: Begin::Boot {
                     kernel: kernel.as_raw_fd(),
@@ -257,20 +259,6 @@ fn readable(copy: &Path, source: &Path) -> Result<File> {
         .and_then(|_| fs::set_permissions(copy, fs::Permissions::from_mode(0o444)))
         .and_then(|()| File::open(copy))
         .doing(format_args!("copying {}", source.display()))
-        .map_err(Error::from)
-}
-
-/// A machine that waits has seen no disk yet but one that is empty and larger than any: how
-/// large a disk is it asks once, and what is on it the file system tells.
-fn blank_disk() -> Result<[OwnedFd; 2]> {
-    let made = || {
-        let disk = memfd_create("sandkeep-no-disk", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&disk, LARGEST_DISK)?;
-        let path = format!("/proc/self/fd/{}", disk.as_raw_fd());
-        Ok::<_, std::io::Error>([disk, File::open(path)?.into()])
-    };
-    made()
-        .doing("making a disk for the machine")
         .map_err(Error::from)
 }
 
@@ -364,8 +352,51 @@ fn read(dir: &Path) -> Result<Option<Machine>> {
 }
 
 /// Writes an order to the port of a machine.
-pub fn tell(port: &mut UnixStream, line: &str) -> Result<()> {
+pub fn tell(port: &mut UnixStream, order: &Order) -> Result<()> {
+    let line = order
+        .to_line()
+        .map_err(|error| Error::internal(error.to_string()))?;
     port.write_all(line.as_bytes())
         .doing("telling the machine who it is")
         .map_err(Error::from)
+}
+
+/// Waits until an order has been carried out. What the machine says is the box's word.
+pub fn answered(mut port: &UnixStream, order: &Order, wait: Duration) -> Result<Answer> {
+    let silent = |why: String| {
+        Error::new(
+            Code::BoxUnreachable,
+            format!("the agent of the box does not answer: {why}"),
+        )
+        .hint("its disk may be damaged, or the host out of memory")
+    };
+    let until = Instant::now() + wait;
+    let mut heard = Vec::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(silent("its time is over".to_owned()));
+        }
+        port.set_read_timeout(Some(left))
+            .doing("waiting for the machine")?;
+        let mut part = [0; 512];
+        match port.read(&mut part) {
+            Ok(0) => return Err(silent("its machine ended".to_owned())),
+            Ok(count) => heard.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(silent(error.to_string())),
+        }
+        if let Some(answer) = Answer::to_order(order.number, &heard) {
+            return match &answer.error {
+                None => Ok(answer),
+                Some(error) => {
+                    let error: String = error.chars().take(500).collect();
+                    Err(silent(error))
+                }
+            };
+        }
+        if heard.len() > MOST_HEARD {
+            return Err(silent("it talks too much".to_owned()));
+        }
+    }
 }

@@ -28,6 +28,10 @@ const MOST_VCPUS: u32 = 8;
 const OVERHEAD_MIB: u64 = 256;
 const OVERHEAD_TASKS: u32 = 64;
 
+/// The disk of a machine, and the empty one that it has until it is given its own.
+pub const DISK: &str = "disk";
+pub const BLANK: &str = "blank";
+
 /// What runs the instructions of machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -204,7 +208,7 @@ pub struct Qemu {
 #[derive(Debug, Clone, Copy)]
 pub struct Files {
     pub ram: RawFd,
-    /// The disk, to read and write, and to read.
+    /// The empty disk, to read and write, and to read.
     pub disk: [RawFd; 2],
     pub card: RawFd,
     pub control: RawFd,
@@ -325,19 +329,30 @@ impl Qemu {
                     files.ram
                 ),
             ),
-            ("-chardev", format!("socket,id=control,fd={},server=on,wait=off", files.control)),
+            (
+                "-chardev",
+                format!("socket,id=control,fd={},server=on,wait=off", files.control),
+            ),
             ("-mon", "chardev=control,mode=control".to_owned()),
             ("-chardev", format!("socket,id=port,fd={}", files.port)),
             ("-device", "virtio-serial-device".to_owned()),
-            ("-device", "virtserialport,chardev=port,name=sandkeep".to_owned()),
+            (
+                "-device",
+                "virtserialport,chardev=port,name=sandkeep".to_owned(),
+            ),
             ("-add-fd", format!("fd={disk},set=1")),
             ("-add-fd", format!("fd={disk_read},set=1")),
             (
-                "-drive",
-                "if=none,id=disk,file=/dev/fdset/1,format=raw,cache=writeback,discard=unmap,file.locking=off"
-                    .to_owned(),
+                "-blockdev",
+                format!(
+                    "driver=file,node-name={BLANK},filename=/dev/fdset/1,locking=off,discard=unmap"
+                ),
             ),
-            ("-device", "virtio-blk-device,drive=disk".to_owned()),
+            (
+                "-blockdev",
+                format!("driver=raw,node-name={DISK},file={BLANK},discard=unmap"),
+            ),
+            ("-device", format!("virtio-blk-device,drive={DISK}")),
             ("-netdev", format!("tap,id=net,fd={}", files.card)),
             ("-device", format!("virtio-net-device,netdev=net,mac={mac}")),
         ];

@@ -2,6 +2,7 @@
 //!
 //! QEMU runs the box, so what it answers is as hostile as the box.
 
+use crate::qemu::{BLANK, DISK};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use sandkeep_host::files::open_dir;
 use sandkeep_model::{Code, Error, Result};
@@ -10,7 +11,7 @@ use std::{
     io::{self, IoSlice, Read as _},
     mem::MaybeUninit,
     os::{
-        fd::{AsRawFd as _, BorrowedFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -29,7 +30,7 @@ pub struct Qmp {
 }
 
 /// The path may be longer than an address holds, so it is named by its directory's descriptor.
-fn short(path: &Path) -> Result<(std::os::fd::OwnedFd, PathBuf)> {
+fn short(path: &Path) -> Result<(OwnedFd, PathBuf)> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Error::internal("a socket without a name"));
     };
@@ -120,6 +121,30 @@ impl Qmp {
 
     pub fn go_on(&mut self) -> Result<()> {
         self.call("cont", &json!({})).map(drop)
+    }
+
+    /// Puts a disk into the place of the empty one a QEMU begins with; given to read and write,
+    /// and to read.
+    pub fn give_disk(&mut self, disk: &[OwnedFd; 2]) -> Result<()> {
+        const SET: u32 = 2;
+        const OWN: &str = "own";
+        for fd in disk {
+            self.call_with("add-fd", &json!({ "fdset-id": SET }), Some(fd.as_fd()))?;
+        }
+        self.call(
+            "blockdev-add",
+            &json!({
+                "driver": "file",
+                "node-name": OWN,
+                "filename": format!("/dev/fdset/{SET}"),
+                "locking": "off",
+                "discard": "unmap",
+            }),
+        )?;
+        let disk = json!({ "driver": "raw", "node-name": DISK, "file": OWN, "discard": "unmap" });
+        self.call("blockdev-reopen", &json!({ "options": [disk] }))?;
+        self.call("blockdev-del", &json!({ "node-name": BLANK }))
+            .map(drop)
     }
 
     /// Has QEMU write the state of its devices into an open file.

@@ -3,13 +3,15 @@
 use crate::{
     disk,
     image::{Memory, Origin},
-    launch::{Launch, Started, start_ticks},
+    laps::Laps,
+    launch::{Started, start_ticks},
     live::{self, Live},
-    machine::tell,
+    machine::{answered, tell},
     memory::Mapped,
     network, pages,
-    qemu::{Begin, Qemu, Shape, host_limits},
+    qemu::{Qemu, Shape, host_limits},
     record::{Note, Record},
+    waiting::{Place, Waiting},
     ward::Inner,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -20,9 +22,8 @@ use sandkeep_agent_api::{
 };
 use sandkeep_agent_client::Agent;
 use sandkeep_host::{
-    cgroup::Cgroups,
     failure::Doing as _,
-    files::{make_private_dir, remove_dir, write_token},
+    files::write_token,
     netns, proc,
     slots::Slot,
     stream::BoxStream,
@@ -36,21 +37,16 @@ use std::{
     io::{self, Seek as _, Write as _},
     net::SocketAddr,
     os::fd::{AsFd as _, OwnedFd},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     thread,
     time::Duration,
 };
-use tokio::{
-    io::AsyncWriteExt as _,
-    time::{Instant, sleep, timeout},
-};
+use tokio::{io::AsyncWriteExt as _, time::timeout};
 
 /// Until the agent answers. A restore takes a tenth of a second, on a busy host some.
 const AGENT_DEADLINE: Duration = Duration::from_secs(60);
-const AGENT_PAUSE: Duration = Duration::from_millis(5);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-const CGROUP_DEADLINE: Duration = Duration::from_secs(10);
 // The moat knows the agent's answers by it.
 const _: () = assert!(AGENT_PORT == PORT);
 
@@ -104,6 +100,7 @@ impl Inner {
     }
 
     async fn make(self: &Arc<Self>, spec: &BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
+        let mut laps = Laps::begin();
         let qemu = self.qemu().await?;
         let origin = match image {
             Some(image) => self.open_image(image).await?,
@@ -116,33 +113,46 @@ impl Inner {
                 }
             }
         };
-        origin.memory.base.shape.check(&spec.limits)?;
-        let (netns, card) = network::make().await?;
+        laps.lap("origin");
+        let shape = origin.memory.base.shape;
+        shape.check(&spec.limits)?;
+        let ram = Arc::clone(&origin.memory.ram);
+        // What many begin with; a memory put together for the copies of one box is not.
+        let common = origin.memory.carried.is_empty();
+        let place = Place::new(self.box_dir(&spec.id), self.tree.child(spec.id.as_str()));
+        let seat = match self.take_waiting(&ram) {
+            Some(waiting) => Seat::Taken(waiting),
+            None => Seat::New(network::make().await?, self.slots.take()?),
+        };
+        laps.lap("network");
         let birth = Birth {
             qemu,
             spec: spec.clone(),
             origin,
             fresh: image.is_none(),
-            dir: self.box_dir(&spec.id),
-            control: self.control(&spec.id),
-            cgroups: self.tree.child(spec.id.as_str()),
-            slot: self.slots.take()?,
             token: Secret::new(random_token(TOKEN_LENGTH)),
+            laps,
         };
-        let live = Arc::new(blocking(move || birth.bear(netns, card)).await?);
-        self.hold(Arc::clone(&live));
-        set_inner_limits(&live, &spec.limits, AGENT_DEADLINE).await?;
-        // A machine that was copied remembers what happened to the one before it.
-        let kills = match image {
-            Some(_) => inner_usage(&live, AGENT_DEADLINE).await?.oom_kills,
-            None => 0,
-        };
+        let (live, kills) = blocking(move || birth.bear(seat, place)).await?;
+        let live = Arc::new(live);
         *lock(&live.kills) = Some(kills);
+        self.hold(Arc::clone(&live));
+        if common {
+            self.prepare_next(&ram, shape);
+        }
         Ok(LiveBox {
             id: spec.id.clone(),
             record: live.record.to_value()?,
         })
     }
+}
+
+/// Where a box gets its QEMU.
+enum Seat {
+    /// One that waits.
+    Taken(Waiting),
+    /// One that is still to be started, with a network and ids of its own.
+    New((OwnedFd, OwnedFd), Slot),
 }
 
 /// A box on its way.
@@ -152,16 +162,13 @@ struct Birth {
     origin: Origin,
     /// Whether the machine has not seen its disk yet.
     fresh: bool,
-    dir: PathBuf,
-    control: PathBuf,
-    cgroups: Cgroups,
-    slot: Slot,
     token: Secret,
+    laps: Laps,
 }
 
 impl Birth {
-    fn bear(self, netns: OwnedFd, card: OwnedFd) -> Result<Live> {
-        self.prepare()?;
+    /// The box, and the kills for want of memory it remembers.
+    fn bear(mut self, seat: Seat, place: Place) -> Result<(Live, u64)> {
         // Beside the start of QEMU, which does not look at it before the machine runs.
         let sized = {
             let (fresh, spec) = (self.fresh, self.spec.clone());
@@ -172,23 +179,20 @@ impl Birth {
                 Ok::<_, Error>(())
             })
         };
-        let Started {
-            pid,
-            mut qmp,
-            mut port,
-        } = Launch {
-            qemu: &self.qemu,
-            shape: self.origin.memory.base.shape,
-            cgroups: &self.cgroups,
-            netns,
-            card,
-            id: self.slot.first_id(),
-            ram: self.origin.memory.ram.fd(),
-            disk: disk::open(&self.spec.root)?,
-            control: &self.control,
-            begin: Begin::Wait,
-        }
-        .start()?;
+        let Waiting {
+            place,
+            slot,
+            started:
+                Started {
+                    pid,
+                    mut qmp,
+                    mut port,
+                },
+            ..
+        } = self.seated(seat, place)?;
+        self.laps.lap("qemu");
+        write_token(&place.dir, &self.token)?;
+        qmp.give_disk(&disk::open(&self.spec.root)?)?;
         let shape = self.origin.memory.base.shape;
         if let Some(changed) = &self.origin.changed {
             // Before the devices: they look at the memory when they are read.
@@ -197,81 +201,97 @@ impl Birth {
                 mapped.write(run, bytes)
             })?;
         }
+        self.laps.lap("memory");
         qmp.load_devices(in_memory(&self.origin.devices)?.as_fd())?;
+        self.laps.lap("devices");
         sized
             .join()
             .map_err(|_| Error::internal("the disk was not sized"))??;
+        self.laps.lap("disk");
         // It is there when the machine begins to run: the agent's first deed.
-        tell(&mut port, &self.order()?)?;
+        let order = self.order()?;
+        tell(&mut port, &order)?;
         qmp.go_on()?;
-        self.take_in(pid)
+        let answer = answered(&port, &order, AGENT_DEADLINE)?;
+        self.laps.lap("agent");
+        let live = self.take_in(pid, place, slot)?;
+        Ok((live, answer.oom_kills))
     }
 
-    /// Everything on the host that is there before the box is.
-    fn prepare(&self) -> Result<()> {
-        // A box of this name that died with the server may have left something.
-        remove_dir(&self.dir)?;
-        self.cgroups.kill_all();
-        self.cgroups.remove(CGROUP_DEADLINE)?;
-        make_private_dir(&self.dir)?;
-        // Written first: should the server die now, the next one knows the ids are used.
-        Note {
-            slot: self.slot.number(),
-            cgroups: self.cgroups.clone(),
-            record: None,
+    /// A QEMU in the place of this box.
+    fn seated(&self, seat: Seat, place: Place) -> Result<Waiting> {
+        match seat {
+            Seat::New(network, slot) => {
+                place.make(&slot, &self.spec.limits)?;
+                let memory = &self.origin.memory;
+                let (shape, ram) = (memory.base.shape, Arc::clone(&memory.ram));
+                Waiting::start(&self.qemu, shape, ram, place, slot, network)
+            }
+            Seat::Taken(mut waiting) => {
+                waiting.place.move_to(&place)?;
+                place.keep();
+                waiting.place.note(&waiting.slot)?;
+                let limits = host_limits(&self.spec.limits);
+                waiting.place.cgroups.set_limits(&limits)?;
+                Ok(waiting)
+            }
         }
-        .write(&self.dir)?;
-        write_token(&self.dir, &self.token)?;
-        self.cgroups.create()?;
-        self.cgroups.set_limits(&host_limits(&self.spec.limits))?;
-        Ok(())
     }
 
-    fn order(&self) -> Result<String> {
-        let mut entropy = [0; ENTROPY_BYTES];
+    fn order(&self) -> Result<Order> {
+        let mut random = [0; ENTROPY_BYTES + 8];
         io::Read::read_exact(
             &mut File::open("/dev/urandom").doing("drawing random bytes")?,
-            &mut entropy,
+            &mut random,
         )
         .doing("drawing random bytes")?;
-        Order {
+        let (number, entropy) = random.split_at(8);
+        Ok(Order {
+            number: number
+                .iter()
+                .fold(0, |all, byte| all << 8 | u64::from(*byte)),
             token: self.token.expose().to_owned(),
-            entropy: crate::kernel::hex(&entropy),
+            entropy: crate::kernel::hex(entropy),
             timestamp_ms: Timestamp::now().millis(),
             hostname: self.spec.hostname.clone(),
-        }
-        .to_line()
-        .map_err(|error| Error::internal(error.to_string()))
+            limits: inner_limits(&self.spec.limits),
+        })
     }
 
-    fn take_in(self, pid: i32) -> Result<Live> {
+    fn take_in(self, pid: i32, place: Place, slot: Slot) -> Result<Live> {
         let memory = self.origin.memory;
         let record = Record {
             boot_id: proc::boot_id(),
-            slot: self.slot.number(),
+            slot: slot.number(),
             pid,
             start_ticks: start_ticks(pid)?,
             shape: memory.base.shape,
             // One that was put together is not there again after a restart.
             base: memory.carried.is_empty().then(|| memory.base.id.clone()),
-            cgroups: self.cgroups.clone(),
+            cgroups: place.cgroups.clone(),
         };
         Note {
-            slot: self.slot.number(),
-            cgroups: self.cgroups,
+            slot: slot.number(),
+            cgroups: place.cgroups.clone(),
             record: Some(record.clone()),
         }
-        .write(&self.dir)?;
+        .write(&place.dir)?;
         let pidfd = live::find(&record)
             .ok_or_else(|| Error::internal("the box ended as soon as it was started"))?;
-        Ok(Live::new(
-            self.spec.id,
-            record,
-            self.token,
-            Some(memory),
-            pidfd,
-            Some(self.slot),
-        )?)
+        let id = self.spec.id;
+        let live = Live::new(id, record, self.token, Some(memory), pidfd, Some(slot))?;
+        place.keep();
+        tracing::debug!(id = %live.id, laps = %self.laps, "a machine was started");
+        Ok(live)
+    }
+}
+
+/// Limits that only the kernel of the machine can hold.
+fn inner_limits(limits: &Limits) -> LimitsRequest {
+    LimitsRequest {
+        open_files: limits.open_files.into(),
+        pids: limits.pids.into(),
+        memory_bytes: Some(limits.memory_bytes()),
     }
 }
 
@@ -322,38 +342,13 @@ pub(crate) async fn inner_usage(live: &Live, wait: Duration) -> Result<UsageResp
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
-/// Limits that only the kernel of the machine can hold. Also waits for the agent.
+/// Changes the limits that only the kernel of the machine can hold.
 pub(crate) async fn set_inner_limits(live: &Live, limits: &Limits, wait: Duration) -> Result<()> {
-    let request = LimitsRequest {
-        open_files: limits.open_files.into(),
-        pids: limits.pids.into(),
-        memory_bytes: Some(limits.memory_bytes()),
+    let asked = async {
+        let mut agent = Agent::over(connect(live).await?).await?;
+        agent.set_limits(&inner_limits(limits)).await
     };
-    let until = Instant::now() + wait;
-    loop {
-        let attempt = async {
-            let mut agent = Agent::over(connect(live).await?).await?;
-            agent.set_limits(&request).await
-        };
-        match timeout(CONNECT_DEADLINE * 2, attempt).await {
-            Ok(Ok(())) => return Ok(()),
-            _ if !live.runs() => return Err(ended_early(live)),
-            Ok(Err(error)) if Instant::now() >= until => return Err(error),
-            Err(_) if Instant::now() >= until => {
-                return Err(Error::new(
-                    Code::BoxUnreachable,
-                    format!("the agent of box {} does not answer", live.id),
-                ));
-            }
-            _ => sleep(AGENT_PAUSE).await,
-        }
-    }
-}
-
-fn ended_early(live: &Live) -> Error {
-    Error::new(
-        Code::BoxUnreachable,
-        format!("box {} ended before its agent answered", live.id),
-    )
-    .hint("its disk may be damaged, or the host out of memory")
+    timeout(wait, asked)
+        .await
+        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }

@@ -3,6 +3,7 @@
 use crate::{
     live,
     record::{Note, Record},
+    waiting::WAITING,
     ward::{END_DEADLINE, Inner},
 };
 use sandkeep_host::{
@@ -40,7 +41,8 @@ impl Inner {
         let lost = blocking(move || {
             let mut swept = Swept::default();
             for name in tree.children() {
-                if !spared.contains(&name) {
+                // Those that an earlier server left were cleared away before this one began.
+                if !spared.contains(&name) && !name.starts_with(WAITING) {
                     add(&mut swept, &clear_cgroups(&tree.child(&name))?);
                 }
             }

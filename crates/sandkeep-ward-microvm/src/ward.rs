@@ -10,7 +10,9 @@ use crate::{
     machine::Machine,
     qemu::{Accel, Qemu, Shape, host_limits},
     record::{Note, Record},
-    start, watch,
+    start,
+    waiting::{self, CONTROL, Shelf},
+    watch,
 };
 use async_trait::async_trait;
 use sandkeep_host::{
@@ -76,6 +78,11 @@ pub(crate) struct Inner {
     without_kvm: AtomicBool,
     pub machines: tokio::sync::Mutex<HashMap<Shape, Arc<Machine>>>,
     pub images: tokio::sync::Mutex<Images>,
+    /// How many QEMUs are to wait, and those that do.
+    pub waiting: usize,
+    pub shelf: Mutex<Shelf>,
+    /// Set when the server ends.
+    pub closed: AtomicBool,
     events: mpsc::Sender<WardEvent>,
 }
 
@@ -110,6 +117,7 @@ impl MicrovmWard {
         jail::prepare_host()?;
         let agent = install_agent(&config.agent, &state_dir, 0o444)?;
         let tree = Cgroups::make_tree(&Layout::of_this_host()?, &tree_name(&state_dir))?;
+        waiting::clear_left(&state_dir, &tree);
         let slots = Slots::new(config.id_base, config.id_slots)?;
         let (events, receiver) = mpsc::channel(EVENTS);
         let inner = Inner {
@@ -128,12 +136,20 @@ impl MicrovmWard {
             without_kvm: AtomicBool::new(false),
             machines: tokio::sync::Mutex::default(),
             images: tokio::sync::Mutex::default(),
+            waiting: config.waiting,
+            shelf: Mutex::default(),
+            closed: AtomicBool::new(false),
             events,
         };
         Ok(Arc::new(Self {
             inner: Arc::new(inner),
             events: Mutex::new(Some(receiver)),
         }))
+    }
+
+    /// How many QEMUs wait for a box.
+    pub fn waiting(&self) -> usize {
+        self.inner.count_waiting()
     }
 
     async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
@@ -161,7 +177,7 @@ impl Inner {
 
     /// Where the QEMU of a box answers.
     pub fn control(&self, id: &SandboxId) -> PathBuf {
-        self.box_dir(id).join("control")
+        self.box_dir(id).join(CONTROL)
     }
 
     /// What runs machines here, as far as it is known.
@@ -420,6 +436,10 @@ impl Ward for MicrovmWard {
 
     async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
         self.inner.sweep(known).await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
     }
 
     fn events(&self) -> Option<mpsc::Receiver<WardEvent>> {

@@ -167,6 +167,9 @@ pub trait Ward: Send + Sync + 'static {
     /// were half made when the server died.
     async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept>;
 
+    /// The server ends: what the ward keeps for boxes to come goes. Boxes go on.
+    async fn close(&self) {}
+
     /// The stream of [`WardEvent`]s. It can be taken once.
     fn events(&self) -> Option<mpsc::Receiver<WardEvent>>;
 }

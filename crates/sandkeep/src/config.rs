@@ -75,6 +75,10 @@ settings! {
     /// [default: /usr/share/sandkeep/kernel]
     #[arg(value_name = "DIR")]
     microvm_kernel: PathBuf = "SANDKEEP_MICROVM_KERNEL",
+    /// QEMUs that are started ahead and wait for boxes of the isolation level microvm, for each
+    /// of the two machines that were asked for last; 0: none [default: 2]
+    #[arg(value_name = "COUNT")]
+    microvm_waiting: usize = "SANDKEEP_MICROVM_WAITING",
     /// Domain under which boxes are reached as <port>-<id>.<domain>
     #[arg(value_name = "NAME")]
     domain: String = "SANDKEEP_DOMAIN",
@@ -176,6 +180,7 @@ pub struct Config {
     pub storage_size: Size,
     pub allow_unlimited_disk: bool,
     pub microvm_kernel: Option<PathBuf>,
+    pub microvm_waiting: usize,
     pub domain: Option<String>,
     pub max_connections: usize,
     pub log_level: Option<String>,
@@ -233,6 +238,7 @@ impl Config {
             storage_size,
             allow_unlimited_disk: settings.allow_unlimited_disk.unwrap_or(false),
             microvm_kernel: settings.microvm_kernel,
+            microvm_waiting: settings.microvm_waiting.unwrap_or(2),
             domain: settings.domain,
             max_connections: settings.max_connections.unwrap_or(20_000),
             log_level: settings.log_level,

@@ -16,6 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+const RENAME_DEADLINE: Duration = Duration::from_secs(5);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Version {
@@ -118,6 +120,28 @@ impl Cgroups {
         for branch in &self.branches {
             let _moved = files::write(&branch.dir, "cgroup.procs", pid);
         }
+    }
+
+    /// Gives them, with everything in them, another name in their tree; nothing has that name.
+    /// Version 2 renames nothing: there the processes move, and the memory they have so far is
+    /// counted by the tree from then on.
+    pub fn rename(&self, to: &Self) -> Result<(), Failure> {
+        for (from, to) in self.branches.iter().zip(&to.branches) {
+            if from.version == Version::V1 {
+                fs::rename(&from.dir, &to.dir)
+                    .doing(format_args!("renaming the cgroup {}", from.dir.display()))?;
+                continue;
+            }
+            v2::make_dir(&to.dir)?;
+            let here = Self {
+                branches: vec![from.clone()],
+            };
+            for pid in here.processes() {
+                files::write(&to.dir, "cgroup.procs", pid)?;
+            }
+            here.remove(RENAME_DEADLINE)?;
+        }
+        Ok(())
     }
 
     fn with(&self, controller: &str) -> Result<&Branch, Failure> {

@@ -58,8 +58,14 @@ impl MicrovmBench {
     }
 
     pub fn microvm(&self) -> Arc<MicrovmWard> {
+        self.microvm_with(0)
+    }
+
+    /// The same with this many QEMUs that wait.
+    pub fn microvm_with(&self, waiting: usize) -> Arc<MicrovmWard> {
         let config = MicrovmWardConfig {
             kernel: std::env::var_os("SANDKEEP_TEST_MICROVM").map(PathBuf::from),
+            waiting,
             ..MicrovmWardConfig::new(self.state_dir(), self.machines_dir(), self.lab.agent())
         };
         MicrovmWard::new(config).expect("the ward is made")
