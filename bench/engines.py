@@ -14,6 +14,15 @@ START_LIMIT = 30.0
 # Without CAP_SYS_RESOURCE an engine can not raise limits; these every host grants.
 NOFILE = "nofile=1024:4096"
 ULIMITS = ["--ulimit", NOFILE, "--ulimit", "nproc=4096:4096"]
+# Where `script/server` puts the CRIU it builds: theirs must be found in the PATH.
+OUR_CRIU = Path("/usr/local/lib/sandkeep/criu")
+
+
+def with_criu() -> dict[str, str]:
+    """An environment in which other engines find a CRIU: the host's own, else the one built for us."""
+    if shutil.which("criu") or not OUR_CRIU.is_file():
+        return dict(os.environ)
+    return {**os.environ, "PATH": f"{OUR_CRIU.parent}:{os.environ.get('PATH', '')}"}
 
 
 def hide_hybrid_cgroups() -> list[str]:
@@ -48,8 +57,10 @@ class Docker:
         self.process = subprocess.Popen(
             ["dockerd", "--data-root", str(self.work / "data"), "--exec-root", str(self.work / "exec"),
              "--pidfile", str(self.work / "pid"), "-H", f"unix://{socket}", "--bridge=none", "--iptables=false",
-             "--ip6tables=false", "--default-ulimit", NOFILE],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+             "--ip6tables=false", "--default-ulimit", NOFILE,
+             # Checkpoints are behind this switch.
+             "--experimental"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=with_criu(),
         )
         # A run that breaks off leaves no engine behind.
         atexit.register(self.stop)

@@ -1,6 +1,7 @@
 """bench/time: what time travel costs, by the memory a box holds, beside runsc, podman and docker by hand.
 
-Medians are what to read; see bench/README.md.
+Medians are what to read; see bench/README.md. SANDKEEP_BENCH_SIZES=0,200 measures these sizes, SANDKEEP_BENCH_LEVELS
+(gvisor,container) these levels, SANDKEEP_BENCH_ALONE=1 nobody else.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ sys.path.insert(0, str(REPO / "tests"))
 
 import create  # noqa: E402
 from create import timed  # noqa: E402
-from engines import ULIMITS, Docker, hide_hybrid_cgroups  # noqa: E402
+from engines import ULIMITS, Docker, hide_hybrid_cgroups, with_criu  # noqa: E402
 from sandkeep_server import Server  # noqa: E402
 
 QUICK = "quick" in sys.argv[1:]
-SIZES = (0, 50) if QUICK else (0, 50, 200, 500)
+SIZES = tuple(int(size) for size in os.environ["SANDKEEP_BENCH_SIZES"].split(",")) if "SANDKEEP_BENCH_SIZES" in os.environ else (0, 50) if QUICK else (0, 50, 200, 500)
+LEVELS = os.environ.get("SANDKEEP_BENCH_LEVELS", "gvisor,container").split(",")
+ALONE = os.environ.get("SANDKEEP_BENCH_ALONE") == "1"
 ROUNDS = 2 if QUICK else 5
 FORKS = {1: 2, 4: 1} if QUICK else {1: 3, 4: 2, 16: 1}
 PAUSE_AFTER_A_START = 0.2
@@ -202,7 +205,7 @@ class Bench:
         add(f"{name}: resume to first answer", size, resumes)
         add(f"{level}: rollback to first answer ({what})", size, backs)
         for count, rounds in FORKS.items():
-            took, ram = [], []
+            took, ram, disk = [], [], []
             for _ in range(rounds):
                 start = time.perf_counter()
                 forks = self.call("POST", path + "/fork", {"count": count})["forks"]
@@ -213,11 +216,14 @@ class Bench:
                 self.answers(made[-1])
                 if count == max(FORKS):
                     ram.append(self.ram(level, made) / count)
+                    written = [self.call("GET", f"/v1/sandboxes/{fork}")["usage"]["disk_bytes"] for fork in made]
+                    disk.append(sum(written) / count / 2**20)
                 for fork in made:
                     self.kill(fork)
             add(f"{level}: fork ×{count}, all ready ({what})", size, took)
             if count == max(FORKS):
                 add(f"{level}: RAM of each of {count} forks", size, ram, " MiB")
+                add(f"{level}: disk of each of {count} forks", size, disk, " MiB")
         add(f"{level}: RAM of the running box", size, [running], " MiB")
         add(f"{name}: RAM of the paused box", size, paused_ram, " MiB")
         add(f"{level}: disk of a point (memory, and what the box had written)", size, on_disk, " MiB")
@@ -351,7 +357,7 @@ class Other:
         self.engine, self.words, self.bench = engine, words, bench
 
     def __call__(self, *words: str, limit: float = 120, **options) -> str:
-        done = subprocess.run([*self.words, *words], capture_output=True, text=True, timeout=limit, **options)
+        done = subprocess.run([*self.words, *words], capture_output=True, text=True, timeout=limit, env=with_criu(), **options)
         if done.returncode != 0:
             raise RuntimeError(f"{self.engine} {' '.join(words[:2])}: {last_line(done.stderr)}")
         return done.stdout.strip()
@@ -394,20 +400,53 @@ class Other:
         for size in SIZES:
             self.start(size)
             pauses, resumes = [], []
-            for _ in range(2):
-                pauses.append(timed(lambda: self("container", "checkpoint", "bench") if self.engine == "podman" else self("checkpoint", "create", "bench", "c")))
+            for number in range(2 if QUICK else 3):
+                # A name is for one checkpoint, and has at least two letters.
+                name = f"round{number}"
 
-                def wake():
+                def rest(name: str = name) -> None:
+                    if self.engine == "podman":
+                        self("container", "checkpoint", "bench")
+                    else:
+                        self("checkpoint", "create", "bench", name)
+
+                def wake(name: str = name) -> None:
                     if self.engine == "podman":
                         self("container", "restore", "bench")
                     else:
-                        self("start", "--checkpoint", "c", "bench")
+                        self("start", "--checkpoint", name, "bench")
                     self("exec", "bench", "/bin/echo", "hi")
 
+                pauses.append(timed(rest))
                 resumes.append(timed(wake))
             self.end()
             self.bench.table.add(f"{self.engine} checkpoint", size, pauses)
             self.bench.table.add(f"{self.engine} restore to first answer", size, resumes)
+
+
+def beside(bench: Bench, work: Path, others: Path, root: Path) -> None:
+    """What a user would pick instead."""
+    try:
+        runsc_by_hand(bench, work, root)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        bench.notes.append(f"- runsc by hand: {str(error)[:250]}")
+    # Their images are tens of thousands of files, which some disks take minutes to delete.
+    others.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700", "sandkeep-bench", str(others)], check=True)
+    bench.notes.append("- podman and docker have their files in memory here, and never wait for a disk")
+    if shutil.which("podman"):
+        store = ["--root", str(others / "podman"), "--runroot", str(others / "podman-run")]
+        # Of the runtimes that Debian packages, runc is the one that was built with checkpoints.
+        runtime = "runc" if shutil.which("runc") else "crun"
+        Other("podman", [*hide_hybrid_cgroups(), "podman", "--runtime", runtime, *store], bench).measure(root)
+    else:
+        bench.notes.append("- podman: not installed")
+    docker = Docker(others)
+    if docker.start():
+        Other("docker", docker.words, bench).measure(root)
+        docker.stop()
+    else:
+        bench.notes.append(f"- docker: {docker.why_not}")
 
 
 def main() -> None:
@@ -418,7 +457,7 @@ def main() -> None:
     root = create.template_root(server.state)
     begun = time.monotonic()
     try:
-        for level in ("gvisor", "container"):
+        for level in LEVELS:
             for size in SIZES:
                 try:
                     bench.memory(level, size)
@@ -428,24 +467,8 @@ def main() -> None:
                     bench.client = create.Client(server)
         bench.files()
         bench.freezer()
-        try:
-            runsc_by_hand(bench, work, root)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            bench.notes.append(f"- runsc by hand: {str(error)[:250]}")
-        # Their images are tens of thousands of files, which some disks take minutes to delete.
-        others.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700", "sandkeep-bench", str(others)], check=True)
-        if shutil.which("podman"):
-            store = ["--root", str(others / "podman"), "--runroot", str(others / "podman-run")]
-            Other("podman", [*hide_hybrid_cgroups(), "podman", "--runtime", "crun", *store], bench).measure(root)
-        else:
-            bench.notes.append("- podman: not installed")
-        docker = Docker(others)
-        if docker.start():
-            Other("docker", docker.words, bench).measure(root)
-            docker.stop()
-        else:
-            bench.notes.append(f"- docker: {docker.why_not}")
+        if not ALONE:
+            beside(bench, work, others, root)
     finally:
         server.end_boxes()
         for point in server.json("GET", "/v1/points")["points"]:

@@ -144,6 +144,14 @@ impl Reach {
         lock(&self.moat).is_some()
     }
 
+    /// What the box has open is over. For a box that stands still, so that it opens nothing new;
+    /// it has its moat when it goes on.
+    pub fn hang_up(&self) {
+        if let Some(moat) = &*lock(&self.moat) {
+            moat.hang_up();
+        }
+    }
+
     /// Nothing gets out of the box from here on.
     pub fn close(&self) {
         lock(&self.moat).take();

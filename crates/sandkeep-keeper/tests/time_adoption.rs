@@ -9,6 +9,7 @@ use std::{fs, sync::atomic::Ordering};
 use sandkeep_keeper::{PauseWish, PointWish};
 use sandkeep_model::{Pause, PauseMode, PointId, Sandbox, State, Timestamp};
 use sandkeep_store::{Store, TimeStep, WardNote};
+use sandkeep_vault::Keep;
 use support::{World, agent, reaches, request, runs, stopped, until};
 
 fn dies<T: Send + 'static>(world: &World, work: impl AsyncFnOnce(&World) -> T) -> T {
@@ -119,7 +120,7 @@ fn a_box_that_was_being_paused_goes_on() {
         // The memory was written already; nobody had been told.
         let draft = world.vault.begin_point(PointId::random()).await.unwrap();
         let draft = world.vault.take_disk(draft, &row.id).await.unwrap();
-        world.vault.publish_point(draft, &row.id).await.unwrap();
+        world.vault.publish_point(draft, &row.id, Keep::ForGood).await.unwrap();
         rewind(world, &row, State::Pausing, None).await;
         (row, pid)
     });
@@ -180,7 +181,7 @@ fn points_nobody_knows_are_swept_and_known_ones_stay() {
         let made = keeper.create(request()).await.unwrap();
         let draft = world.vault.begin_point(PointId::random()).await.unwrap();
         let draft = world.vault.take_disk(draft, &made.id).await.unwrap();
-        world.vault.publish_point(draft, &made.id).await.unwrap();
+        world.vault.publish_point(draft, &made.id, Keep::ForGood).await.unwrap();
         keeper
             .snapshot(&made.id, PointWish::default())
             .await

@@ -193,6 +193,11 @@ impl BoxMoat {
         BoxView(Arc::clone(&self.state))
     }
 
+    /// Ends every connection of the box with a reset. It can make new ones at once.
+    pub fn hang_up(&self) {
+        self.state.hang_up();
+    }
+
     /// Closes everything and returns when it is closed. Dropping does the same without waiting.
     pub async fn detach(self) {
         let tasks = self.state.tasks.clone();

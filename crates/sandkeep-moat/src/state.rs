@@ -71,6 +71,8 @@ pub(crate) struct BoxState {
     pub dns_slots: Arc<Semaphore>,
     pub keys: BoxKeys,
     pub gone: CancellationToken,
+    /// Connections of now end with it; there is a new one for those after.
+    open: Mutex<CancellationToken>,
     /// Everything that runs for this box.
     pub tasks: TaskTracker,
 }
@@ -86,6 +88,7 @@ pub(crate) struct Attempt {
 impl BoxState {
     pub fn new(id: SandboxId, shared: Arc<Shared>, policy: Policy) -> Self {
         let limiter = Limiter::new(&policy.limits, shared.bounds);
+        let gone = CancellationToken::new();
         Self {
             id,
             shared,
@@ -96,9 +99,20 @@ impl BoxState {
             limiter: Arc::new(limiter),
             dns_slots: Arc::new(Semaphore::new(DNS_AT_ONCE)),
             keys: BoxKeys::default(),
-            gone: CancellationToken::new(),
+            open: Mutex::new(gone.child_token()),
+            gone,
             tasks: TaskTracker::new(),
         }
+    }
+
+    /// Cancelled when a connection made now has to end.
+    pub fn hung_up(&self) -> CancellationToken {
+        lock(&self.open).clone()
+    }
+
+    pub fn hang_up(&self) {
+        let before = std::mem::replace(&mut *lock(&self.open), self.gone.child_token());
+        before.cancel();
     }
 
     pub fn policy(&self) -> Arc<Policy> {

@@ -13,6 +13,16 @@ use crate::{
 const COLUMNS: &str = "id, sandbox_id, parent, name, tags, kind, reason, engine, why_disk_only, \
      created_at, bytes, added_bytes, isolation, template, limits";
 
+/// What is answered to be kept is kept. Of one that goes the files go next: whatever was written
+/// before must not be lost after them. Only one that is made for forks is nobody's to lose.
+fn promise(point: &Point) -> Promise {
+    if point.kind == PointKind::Fork {
+        Promise::Soon
+    } else {
+        Promise::Durable
+    }
+}
+
 impl Store {
     pub async fn insert_point(&self, point: &Point) -> Result<()> {
         let query = sqlx::query(
@@ -41,8 +51,7 @@ impl Store {
             memory: point.has_memory(),
             reason: point.reason.clone(),
         };
-        // What is answered to be kept is kept.
-        self.change_many(&point.sandbox_id, query, &[made], Promise::Durable)
+        self.change_many(&point.sandbox_id, query, &[made], promise(point))
             .await?;
         Ok(())
     }
@@ -65,10 +74,9 @@ impl Store {
         let gone = EventKind::PointDeleted {
             point: point.id.clone(),
         };
-        // Its files go next: whatever was written before this must not be lost after them.
         let before = vec![relink, step_back];
         let done = self
-            .change_after(before, &point.sandbox_id, query, &[gone], Promise::Durable)
+            .change_after(before, &point.sandbox_id, query, &[gone], promise(point))
             .await?;
         Ok(done.is_some())
     }

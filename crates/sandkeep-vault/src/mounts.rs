@@ -12,15 +12,47 @@ pub struct Mount {
     pub point: PathBuf,
     pub kind: String,
     pub source: PathBuf,
+    /// Of the file system, not of the mount.
+    pub options: String,
 }
 
 /// The topmost mount at exactly this path, if there is one.
 pub fn mounted_at(point: &Path) -> io::Result<Option<Mount>> {
+    Ok(all()?.into_iter().rfind(|mount| mount.point == point))
+}
+
+/// The mount that a path is on.
+pub fn mount_of(path: &Path) -> io::Result<Option<Mount>> {
+    let mut nearest: Option<Mount> = None;
+    for mount in all()? {
+        let depth = |mount: &Mount| mount.point.as_os_str().len();
+        if path.starts_with(&mount.point)
+            && nearest.as_ref().is_none_or(|found| depth(found) <= depth(&mount))
+        {
+            nearest = Some(mount);
+        }
+    }
+    Ok(nearest)
+}
+
+impl Mount {
+    /// Whether the file system keeps sums of what is written to its files, and compares what it
+    /// reads with them.
+    pub fn has_checksums(&self) -> bool {
+        self.kind == "btrfs"
+            && !self
+                .options
+                .split(',')
+                .any(|option| matches!(option, "nodatasum" | "nodatacow"))
+    }
+}
+
+fn all() -> io::Result<Vec<Mount>> {
     let text = fs::read("/proc/self/mountinfo")?;
     Ok(text
         .split(|byte| *byte == b'\n')
         .filter_map(parse_line)
-        .rfind(|mount| mount.point == point))
+        .collect())
 }
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
@@ -31,6 +63,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         point: PathBuf::from(point),
         kind: String::from_utf8_lossy(rest.next()?).into_owned(),
         source: PathBuf::from(unescape(rest.next()?)),
+        options: String::from_utf8_lossy(rest.next().unwrap_or_default()).into_owned(),
     })
 }
 
@@ -79,6 +112,21 @@ mod tests {
         assert_eq!(mount.point, Path::new("/var/my state/pool"));
         assert_eq!(mount.kind, "btrfs");
         assert_eq!(mount.source, Path::new("/dev/loop0"));
+        assert!(mount.has_checksums());
+    }
+
+    #[test]
+    fn not_every_btrfs_has_checksums() {
+        for (kind, options, has) in [
+            ("btrfs", "rw,ssd,space_cache=v2,subvolid=5,subvol=/", true),
+            ("btrfs", "rw,nodatasum,space_cache=v2", false),
+            ("btrfs", "rw,nodatasum,nodatacow", false),
+            ("ext4", "rw", false),
+        ] {
+            let line = format!("61 29 7:0 / /pool rw - {kind} /dev/loop0 {options}");
+            let mount = parse_line(line.as_bytes()).unwrap();
+            assert_eq!(mount.has_checksums(), has, "{line}");
+        }
     }
 
     #[test]
@@ -94,5 +142,7 @@ mod tests {
         let mount = mounted_at(Path::new("/proc")).unwrap().unwrap();
         assert_eq!(mount.kind, "proc");
         assert_eq!(mounted_at(Path::new("/proc/self")).unwrap(), None);
+        let mount = mount_of(Path::new("/proc/self/fd")).unwrap().unwrap();
+        assert_eq!(mount.point, Path::new("/proc"));
     }
 }

@@ -4,12 +4,10 @@
 //! `points/ID/{disk, memory/, manifest.json}` appears in one step and never changes. A disk
 //! made from a point shares its blocks and does not need it to stay.
 
-use rustix::fs::{Mode, OFlags};
 use sandkeep_model::{
     Code, Error, PointId, Result, SandboxId, Timestamp, human_bytes, point_not_found,
 };
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 use std::{
     fs::{self, File},
     io::{self, Read as _, Write as _},
@@ -21,8 +19,9 @@ use crate::{
     btrfs,
     disk::{self, Disk},
     doing::Doing as _,
+    memory::{self, MemoryFile},
     pool::PoolKind,
-    staging::make_private_dir,
+    staging::{make_private_dir, sync_dir},
     vault::Inner,
 };
 
@@ -30,10 +29,7 @@ pub const DISK: &str = "disk";
 const MEMORY: &str = "memory";
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
-/// An image is a handful of files; whatever has more was not written by an engine of ours.
-pub const MOST_FILES: usize = 4096;
 const MAX_MANIFEST: u64 = 4 << 20;
-const CHUNK: usize = 1 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Manifest {
@@ -45,12 +41,14 @@ struct Manifest {
     memory: Vec<MemoryFile>,
 }
 
-/// A file of the memory, and what must be in it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct MemoryFile {
-    pub name: String,
-    pub bytes: u64,
-    pub sha256: String,
+/// How long a point is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    /// Until somebody deletes it: all of it is on the disk, with sums.
+    ForGood,
+    /// As long as this server runs, for what is made from it at once. It has no sums, and
+    /// nothing waits for the disk. Whoever starts next must sweep it.
+    ThisRun,
 }
 
 /// A point as the vault has it.
@@ -150,20 +148,15 @@ impl PointDraft {
         }
     }
 
-    /// Brings everything to the disk and gives it its name in one step.
-    pub fn publish(mut self, sandbox: &SandboxId) -> Result<PointInfo> {
+    /// Gives it its name in one step, and before that brings everything to the disk if it is
+    /// to stay.
+    pub fn publish(mut self, sandbox: &SandboxId, keep: Keep) -> Result<PointInfo> {
         let memory = self.path.join(MEMORY);
-        let files = if memory.is_dir() {
-            read_memory(&memory)?
-        } else {
-            Vec::new()
+        let (files, stamps) = match (memory.is_dir(), keep) {
+            (false, _) => Default::default(),
+            (true, Keep::ForGood) => memory::write_out(&memory)?,
+            (true, Keep::ThisRun) => memory::look(&memory)?,
         };
-        for file in &files {
-            let path = memory.join(&file.name);
-            File::open(&path)
-                .and_then(|file| file.sync_all())
-                .doing_to("writing out", &path)?;
-        }
         let manifest = Manifest {
             format: FORMAT,
             id: self.id.clone(),
@@ -174,14 +167,26 @@ impl PointDraft {
         let text = serde_json::to_vec(&manifest)
             .map_err(|error| Error::internal(format!("writing the manifest: {error}")))?;
         let path = self.path.join(MANIFEST);
+        let lasts = keep == Keep::ForGood;
         File::create(&path)
-            .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
+            .and_then(|mut file| {
+                file.write_all(&text)?;
+                if lasts { file.sync_all() } else { Ok(()) }
+            })
             .doing_to("writing", &path)?;
-        sync_dir(&self.path)?;
+        if lasts {
+            sync_dir(&self.path)?;
+        }
         let target = place(&self.vault, &self.id);
         fs::rename(&self.path, &target).doing_to("moving into place", &target)?;
         self.published = true;
-        sync_dir(&self.vault.layout.points)?;
+        match keep {
+            Keep::ForGood => {
+                sync_dir(&self.vault.layout.points)?;
+                self.vault.verified.remember(&self.id, stamps);
+            }
+            Keep::ThisRun => self.vault.verified.vouch_for(&self.id, stamps),
+        }
         find(&self.vault, &self.id)
     }
 }
@@ -199,70 +204,6 @@ impl Drop for PointDraft {
 
 fn place(vault: &Inner, id: &PointId) -> PathBuf {
     vault.layout.points.join(id.as_str())
-}
-
-fn sync_dir(path: &Path) -> Result<()> {
-    File::open(path)
-        .and_then(|dir| dir.sync_all())
-        .doing_to("writing out", path)
-}
-
-/// All files of an image with their hashes. Images are flat.
-fn read_memory(dir: &Path) -> Result<Vec<MemoryFile>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(dir).doing_to("reading", dir)? {
-        let entry = entry.doing_to("reading", dir)?;
-        let name = entry.file_name().into_string().map_err(|name| {
-            Error::internal(format!("an image holds a file named {}", name.display()))
-        })?;
-        let path = entry.path();
-        let meta = entry.metadata().doing_to("looking at", &path)?;
-        if !meta.is_file() || files.len() == MOST_FILES {
-            return Err(Error::internal(format!(
-                "{} does not belong into an image",
-                path.display()
-            )));
-        }
-        let (bytes, sha256) = hash(&path)?;
-        files.push(MemoryFile {
-            name,
-            bytes,
-            sha256,
-        });
-    }
-    files.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(files)
-}
-
-fn hash(path: &Path) -> Result<(u64, String)> {
-    let file = rustix::fs::open(
-        path,
-        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .doing_to("opening", path)?;
-    let mut file = File::from(file);
-    let mut sum = Sha256::new();
-    let mut chunk = vec![0; CHUNK];
-    let mut bytes = 0_u64;
-    loop {
-        let count = file.read(&mut chunk).doing_to("reading", path)?;
-        if count == 0 {
-            break;
-        }
-        sum.update(&chunk[..count]);
-        bytes = bytes.saturating_add(count as u64);
-    }
-    Ok((bytes, hex(sum)))
-}
-
-pub fn hex(sum: Sha256) -> String {
-    sum.finalize().iter().map(|b| format!("{b:02x}")).collect()
-}
-
-/// A name of one file, and nothing that leads elsewhere.
-pub fn is_plain(name: &str) -> bool {
-    !matches!(name, "" | "." | "..") && name.len() <= 255 && !name.contains(['/', '\0'])
 }
 
 fn read_manifest(vault: &Inner, id: &PointId) -> Result<Manifest> {
@@ -313,28 +254,33 @@ pub fn memory_of(vault: &Inner, id: &PointId) -> Result<Vec<MemoryFile>> {
 }
 
 /// Like [`find`], and everything in it is as it was written. The blocks of the disk have
-/// checksums of the file system; the memory is compared here.
+/// checksums of the file system; the memory is compared here, unless it was before and has not
+/// changed since.
 pub fn verify(vault: &Inner, id: &PointId) -> Result<PointInfo> {
     let manifest = read_manifest(vault, id)?;
     let dir = place(vault, id);
     if !btrfs::is_subvolume(&dir.join(DISK)).unwrap_or(false) {
         return Err(damaged(id, "its disk is not there"));
     }
-    for file in &manifest.memory {
-        let path = dir.join(MEMORY).join(&file.name);
-        let found = if is_plain(&file.name) {
-            hash(&path).ok()
-        } else {
-            None
-        };
-        if found.is_none_or(|(bytes, sha256)| bytes != file.bytes || sha256 != file.sha256) {
-            return Err(damaged(
-                id,
-                &format!("\"{}\" of its memory is not what was written", file.name),
-            ));
+    let files = memory::open_all(&dir.join(MEMORY), &manifest.memory)
+        .map_err(|name| damaged_memory(id, &name))?;
+    let stamps = memory::stamps(&files).map_err(|name| damaged_memory(id, &name))?;
+    if !vault.verified.is(id, &stamps) {
+        memory::compare(&files).map_err(|name| damaged_memory(id, &name))?;
+        // What changed meanwhile is not what was read.
+        let same = memory::stamps(&files).is_ok_and(|now| now == stamps);
+        if same && memory::are_compared_when_read(&files) {
+            vault.verified.remember(id, stamps);
         }
     }
     find(vault, id)
+}
+
+fn damaged_memory(id: &PointId, name: &str) -> Error {
+    damaged(
+        id,
+        &format!("\"{name}\" of its memory is not what was written"),
+    )
 }
 
 /// The disk of a new box, as it was at the point, with a limit of its own.
@@ -361,6 +307,7 @@ pub fn replace_disk(vault: &Inner, id: &SandboxId, point: &PointId, limit: u64) 
 pub fn remove(vault: &Inner, id: &PointId) -> Result<()> {
     let staged = vault.layout.stage(&vault.quota);
     let dir = place(vault, id);
+    vault.verified.forget(id);
     match fs::rename(&dir, &staged.path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // Dropping the staged place removes what is in it.

@@ -12,7 +12,7 @@ use crate::{
     diff::{self, Diff},
     disk::Disk,
     parcel::{self, Label, Opened},
-    point::{self, PointDraft, PointInfo},
+    point::{self, Keep, PointDraft, PointInfo},
     vault::{Inner, Vault, off_thread},
 };
 
@@ -45,10 +45,15 @@ impl Vault {
         .await
     }
 
-    /// Brings a draft to the disk and gives it its name. From here on it is a point.
-    pub async fn publish_point(&self, draft: PointDraft, sandbox: &SandboxId) -> Result<PointInfo> {
+    /// Gives a draft its name, on the disk if it is to stay. From here on it is a point.
+    pub async fn publish_point(
+        &self,
+        draft: PointDraft,
+        sandbox: &SandboxId,
+        keep: Keep,
+    ) -> Result<PointInfo> {
         let sandbox = sandbox.clone();
-        off_thread(move || draft.publish(&sandbox)).await
+        off_thread(move || draft.publish(&sandbox, keep)).await
     }
 
     /// A point, as its manifest tells; nothing is compared.
@@ -57,7 +62,8 @@ impl Vault {
         self.run(move |vault| point::find(vault, &id)).await
     }
 
-    /// A point, compared with what was written: damaged ones are refused in words.
+    /// A point, compared with what was written: damaged ones are refused in words. What was
+    /// compared since this vault was opened and has not changed is not read again.
     pub async fn verified_point(&self, id: &PointId) -> Result<PointInfo> {
         let id = id.clone();
         self.run(move |vault| point::verify(vault, &id)).await

@@ -7,7 +7,8 @@
 use rustix::fs::RenameFlags;
 use sandkeep_model::{Error, Result, random_token};
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     os::{
         fd::{AsFd as _, BorrowedFd},
         unix::fs::{DirBuilderExt as _, PermissionsExt as _},
@@ -304,4 +305,10 @@ pub fn make_private_dir(path: &Path) -> Result<()> {
         }
         other => other.doing_to("making the directory", path),
     }
+}
+
+pub fn sync_dir(path: &Path) -> Result<()> {
+    File::open(path)
+        .and_then(|dir| dir.sync_all())
+        .doing_to("writing out", path)
 }

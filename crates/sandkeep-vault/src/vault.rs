@@ -21,6 +21,7 @@ use crate::{
     spare::{self, Spares},
     staging::Layout,
     template::{self, TemplateInfo},
+    verified::Verified,
 };
 
 #[derive(Debug, Clone)]
@@ -48,6 +49,7 @@ pub struct Inner {
     pub quota: Quota,
     pub allow_unlimited: bool,
     pub spares: Spares,
+    pub verified: Verified,
     _locks: Vec<Lock>,
 }
 
@@ -79,6 +81,7 @@ impl Inner {
             Quota::enable(&pool.root)?
         };
         let layout = Layout::prepare(&pool.root)?;
+        let verified = Verified::on(&pool.root);
         let swept = layout.sweep(&quota)?;
         if swept > 0 {
             tracing::info!(swept, "half-made things of an earlier run removed");
@@ -89,6 +92,7 @@ impl Inner {
             quota,
             allow_unlimited: config.allow_unlimited_disk,
             spares: Spares::default(),
+            verified,
             _locks: locks,
         })
     }

@@ -10,7 +10,7 @@ use sandkeep_model::{
     Code, EngineBuild, Error, Isolation, Limits, Point, PointId, PointKind, Result, SandboxId,
     Timestamp,
 };
-use sandkeep_vault::{ImportLimits, Opened, Vault};
+use sandkeep_vault::{ImportLimits, Keep, Opened, Vault};
 use sha2::{Digest as _, Sha256};
 use std::{
     ffi::OsStr,
@@ -56,7 +56,7 @@ async fn snapshot(vault: &Vault, of: &SandboxId, memory: &[(&str, &[u8])]) -> Po
         }
     }
     let draft = vault.take_disk(draft, of).await.unwrap();
-    let made = vault.publish_point(draft, of).await.unwrap();
+    let made = vault.publish_point(draft, of, Keep::ForGood).await.unwrap();
     point_of(made.id, of, !memory.is_empty())
 }
 

@@ -6,8 +6,14 @@ mod common;
 
 use common::{MIB, State, fill, id, run, sync};
 use sandkeep_model::{Code, PointId, SandboxId};
-use sandkeep_vault::{ChangeKind, PointInfo, Vault};
-use std::{fs, path::Path};
+use sandkeep_vault::{ChangeKind, Keep, PointInfo, Vault};
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 async fn snapshot(vault: &Vault, of: &SandboxId, memory: &[(&str, &[u8])]) -> PointInfo {
     let draft = vault.begin_point(PointId::random()).await.unwrap();
@@ -18,7 +24,7 @@ async fn snapshot(vault: &Vault, of: &SandboxId, memory: &[(&str, &[u8])]) -> Po
         }
     }
     let draft = vault.take_disk(draft, of).await.unwrap();
-    vault.publish_point(draft, of).await.unwrap()
+    vault.publish_point(draft, of, Keep::ForGood).await.unwrap()
 }
 
 fn read(root: &Path) -> String {
@@ -133,6 +139,87 @@ async fn damaged_memory_is_refused_in_words() {
     assert_eq!(vault.points().await.unwrap(), []);
 }
 
+/// Long enough for the vault to trust the times of files.
+const SETTLED: Duration = Duration::from_millis(50);
+
+#[tokio::test]
+async fn memory_that_changed_after_it_was_compared_is_refused() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let id = id();
+    vault.create_disk(&id, &tiny, 64 * MIB).await.unwrap();
+    let point = snapshot(&vault, &id, &[("pages", b"0123456789"), ("core", b"x")]).await;
+    let pages = point.memory.clone().unwrap().join("pages");
+    thread::sleep(SETTLED);
+    for _ in 0..2 {
+        assert_eq!(vault.verified_point(&point.id).await.unwrap(), point);
+    }
+    // Somebody who takes care to leave size and time as they were.
+    let time = fs::metadata(&pages).unwrap().modified().unwrap();
+    let mut file = fs::OpenOptions::new().write(true).open(&pages).unwrap();
+    file.write_all(b"1").unwrap();
+    file.set_modified(time).unwrap();
+    let error = vault.verified_point(&point.id).await.unwrap_err();
+    assert!(error.message.contains("\"pages\""), "{error}");
+    // And another file in its place.
+    fs::write(pages.with_extension("new"), "012345678_").unwrap();
+    fs::rename(pages.with_extension("new"), &pages).unwrap();
+    assert!(vault.verified_point(&point.id).await.is_err());
+    fs::write(&pages, "0123456789").unwrap();
+    assert_eq!(vault.verified_point(&point.id).await.unwrap(), point);
+}
+
+fn manifest_of(state: &State, point: &PointInfo) -> PathBuf {
+    let points = state.path().join("pool/points");
+    points.join(point.id.as_str()).join("manifest.json")
+}
+
+#[tokio::test]
+async fn points_from_before_blake3_are_compared_too() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let id = id();
+    vault.create_disk(&id, &tiny, 64 * MIB).await.unwrap();
+    let point = snapshot(&vault, &id, &[("pages", b"abc")]).await;
+    let manifest = manifest_of(&state, &point);
+    let text = fs::read_to_string(&manifest).unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let new = value["memory"][0].as_object_mut().unwrap();
+    assert!(new.remove("blake3").is_some(), "{text}");
+    // `printf abc | sha256sum`
+    let sum = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    new.insert("sha256".to_owned(), sum.into());
+    fs::write(&manifest, value.to_string()).unwrap();
+    drop(vault);
+    let vault = state.open().await;
+    assert_eq!(vault.verified_point(&point.id).await.unwrap(), point);
+    fs::write(point.memory.as_ref().unwrap().join("pages"), "abd").unwrap();
+    assert!(vault.verified_point(&point.id).await.is_err());
+    // Without any sum nothing can be told.
+    value["memory"][0].as_object_mut().unwrap().remove("sha256");
+    fs::write(&manifest, value.to_string()).unwrap();
+    fs::write(point.memory.as_ref().unwrap().join("pages"), "abc").unwrap();
+    assert!(vault.verified_point(&point.id).await.is_err());
+}
+
+#[tokio::test]
+async fn a_point_for_one_run_is_worth_nothing_in_the_next() {
+    let state = State::new();
+    let (vault, tiny) = state.with_template().await;
+    let id = id();
+    vault.create_disk(&id, &tiny, 64 * MIB).await.unwrap();
+    let draft = vault.begin_point(PointId::random()).await.unwrap();
+    fs::write(draft.memory().unwrap().join("pages"), "abc").unwrap();
+    let draft = vault.take_disk(draft, &id).await.unwrap();
+    let point = vault.publish_point(draft, &id, Keep::ThisRun).await;
+    let point = point.unwrap();
+    assert_eq!(vault.verified_point(&point.id).await.unwrap(), point);
+    drop(vault);
+    let vault = state.open().await;
+    let error = vault.verified_point(&point.id).await.unwrap_err();
+    assert!(error.message.contains("damaged"), "{error}");
+}
+
 #[tokio::test]
 async fn what_is_not_published_was_never_there() {
     let state = State::new();
@@ -212,7 +299,7 @@ async fn a_disk_nobody_wrote_to_is_known_as_the_same() {
     assert_eq!(state.staging(), 0, "what was not needed is gone");
     fs::write(disk.path.join("etc/file-7"), "y").unwrap();
     let changed = take(&first.id).await.unwrap();
-    let second = vault.publish_point(changed, &id).await.unwrap();
+    let second = vault.publish_point(changed, &id, Keep::ForGood).await.unwrap();
     assert!(take(&second.id).await.is_none());
 
     // A disk that was put back is what it was at the point, too.

@@ -9,7 +9,7 @@ use crate::{
 };
 use sandkeep_host::{
     failure::Doing as _,
-    files::{Stamp, sync_dir},
+    files::Stamp,
     proc,
     work::blocking,
 };
@@ -141,9 +141,7 @@ impl Inner {
             criu: self.call(&criu),
             image: image.to_owned(),
         };
-        self.launcher.save(job, &directory).await?;
-        let image = image.to_owned();
-        blocking(move || sync_dir(&image)).await
+        self.launcher.save(job, &directory).await
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
 };
 use sandkeep_host::{
     failure::Doing as _,
-    files::{Stamp, sync_dir},
+    files::Stamp,
     work::blocking,
 };
 use sandkeep_model::{Error, Result, SandboxId};
@@ -141,9 +141,7 @@ impl Inner {
         let held = hold_still(&live).await;
         network::open(live.netns()).await?;
         held?;
-        written?;
-        let image = image.to_owned();
-        blocking(move || sync_dir(&image)).await
+        written
     }
 }
 

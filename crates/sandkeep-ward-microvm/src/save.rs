@@ -6,7 +6,7 @@ use crate::{
     qmp::Qmp,
     ward::Inner,
 };
-use sandkeep_host::{failure::Doing as _, files::sync_dir, work::blocking};
+use sandkeep_host::{failure::Doing as _, work::blocking};
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::Engine;
 use std::{
@@ -119,8 +119,7 @@ impl Inner {
             let written = write_devices(&control, &image::devices(&image));
             cgroups.freeze(FREEZE_DEADLINE)?;
             written?;
-            image::write(&image, &source)?;
-            sync_dir(&image)
+            image::write(&image, &source)
         })
         .await
     }

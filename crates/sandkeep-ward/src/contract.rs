@@ -143,7 +143,8 @@ pub trait Ward: Send + Sync + 'static {
         false
     }
 
-    /// Writes processes and memory of a frozen box into the empty directory `image`, durably.
+    /// Writes processes and memory of a frozen box into the empty directory `image`. It
+    /// need not be on the disk when this returns; whoever keeps it sees to that.
     /// The caller has closed its connections to the agent. Whatever the outcome, the box is
     /// there and frozen as before; a box whose state this engine can not write is refused with
     /// [`Code::NotEnforceable`] and words that name the obstacle.

@@ -100,7 +100,7 @@ impl Core {
     async fn pause_with_memory(&self, entry: &Arc<Entry>) -> Result<()> {
         entry.ward.freeze(&entry.id).await?;
         // External connections end here; the box finds them closed when it wakes.
-        entry.reach.close();
+        entry.reach.hang_up();
         let order = PointOrder::of(PointKind::Pause);
         match self.make_point(entry, order).await {
             Ok(point) => self.rest_at(entry, &point).await,
@@ -180,12 +180,12 @@ impl Core {
             sandbox.end_at = Some(at);
         });
         entry.became(State::Paused);
-        entry.reach.close();
-        if mode != PauseMode::Ram
-            && let Err(error) = entry.ward.destroy(&entry.id).await
-        {
-            // Whoever wakes it tries again first.
-            tracing::warn!(id = %entry.id, %error, "a paused box is not quite gone");
+        if mode != PauseMode::Ram {
+            entry.reach.close();
+            if let Err(error) = entry.ward.destroy(&entry.id).await {
+                // Whoever wakes it tries again first.
+                tracing::warn!(id = %entry.id, %error, "a paused box is not quite gone");
+            }
         }
         if mode == PauseMode::Filesystem {
             // What its processes wrote to the very end is kept; a point is on the disk already.

@@ -198,33 +198,39 @@ impl Core {
         }
     }
 
-    /// Points that rested boxes needed and nobody needs any more.
-    pub async fn drop_pauses(&self, sandbox: &SandboxId, but: Option<&PointId>) {
-        self.drop_points(sandbox, |point| {
-            point.kind == PointKind::Pause && Some(&point.id) != but
-        })
-        .await;
+    /// Points that a box which rested needed and nobody needs any more. They are chosen now and
+    /// go while the box runs: it may rest at another one by then.
+    pub async fn drop_pauses_later(&self, sandbox: &SandboxId, but: Option<&PointId>) {
+        let mut pauses = self.points_of(sandbox).await;
+        pauses.retain(|point| point.kind == PointKind::Pause && Some(&point.id) != but);
+        let Some(core) = self.me.upgrade().filter(|_| !pauses.is_empty()) else {
+            return;
+        };
+        self.tasks.spawn(async move {
+            for point in &pauses {
+                core.drop_point(point).await;
+            }
+        });
     }
 
     /// What goes with a box that is gone. Points somebody asked for or named outlive it.
     pub async fn drop_all_but_kept(&self, sandbox: &SandboxId) {
-        self.drop_points(sandbox, |point| {
-            point.kind == PointKind::Pause || point.may_go()
-        })
-        .await;
+        for point in self.points_of(sandbox).await {
+            if point.kind == PointKind::Pause || point.may_go() {
+                self.drop_point(&point).await;
+            }
+        }
     }
 
-    async fn drop_points(&self, sandbox: &SandboxId, which: impl Fn(&Point) -> bool + Send) {
-        let points = match self.store.points_of(sandbox).await {
-            Ok(points) => points,
-            Err(error) => {
+    /// None when they can not be read: what is left over is swept at the next start.
+    async fn points_of(&self, sandbox: &SandboxId) -> Vec<Point> {
+        self.store
+            .points_of(sandbox)
+            .await
+            .unwrap_or_else(|error| {
                 tracing::warn!(id = %sandbox, %error, "listing the points of a box");
-                return;
-            }
-        };
-        for point in points.iter().filter(|point| which(point)) {
-            self.drop_point(point).await;
-        }
+                Vec::new()
+            })
     }
 
     /// After a start: ledger and vault agree, and what a crash left is gone. Runs before

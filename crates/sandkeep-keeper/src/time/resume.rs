@@ -144,7 +144,7 @@ impl Core {
                 .as_ref()
                 .is_some_and(|point| point.kind != PointKind::Pause)
         });
-        self.drop_pauses(&entry.id, used.as_ref()).await;
+        self.drop_pauses_later(&entry.id, used.as_ref()).await;
         Ok(())
     }
 
@@ -160,8 +160,11 @@ impl Core {
     ) -> Result<Option<LiveBox>> {
         let sandbox = entry.sandbox();
         if pause.mode == PauseMode::Ram {
-            // Nothing may get out before the box has its moat again.
-            self.attach(entry).await?;
+            // It kept its moat, unless the server was started since. Nothing may get out before
+            // the box has it again.
+            if !entry.reach.attached() {
+                self.attach(entry).await?;
+            }
             entry.ward.thaw(&entry.id).await?;
             return Ok(None);
         }

@@ -6,7 +6,7 @@ use sandkeep_model::{
     EngineBuild, Error, Point, PointId, PointKind, PointReason, Result, State, Timestamp,
     check_point_name, check_point_tags,
 };
-use sandkeep_vault::PointDraft;
+use sandkeep_vault::{Keep, PointDraft};
 
 use super::PointWish;
 use crate::{core::Core, registry::Entry};
@@ -79,11 +79,19 @@ impl Core {
         self.begin_pausing(entry).await?;
         let frozen = async {
             entry.ward.freeze(&entry.id).await?;
-            entry.reach.close();
-            self.make_point(entry, order.clone()).await
+            entry.reach.hang_up();
+            self.take(entry).await
         };
-        let made = frozen.await;
+        let taken = frozen.await;
+        // It does not have to stand still until all of it is on the disk.
         self.go_on(entry).await;
+        let made = match taken {
+            Ok((draft, engine)) => {
+                self.publish(entry, draft, order.clone(), Some(engine))
+                    .await
+            }
+            Err(refused) => Err(refused),
+        };
         match made {
             Err(refused) if memory.is_none() => {
                 order.why_disk_only = Some(refused.message);
@@ -123,6 +131,12 @@ impl Core {
     /// Memory and disk of a frozen box. Refused where the level or the box does not allow it;
     /// the box stays frozen.
     pub async fn make_point(&self, entry: &Entry, order: PointOrder) -> Result<Point> {
+        let (draft, engine) = self.take(entry).await?;
+        self.publish(entry, draft, order, Some(engine)).await
+    }
+
+    /// What must be taken while the box stands still. It is whole, but not on the disk.
+    async fn take(&self, entry: &Entry) -> Result<(PointDraft, EngineBuild)> {
         let engine = entry.ward.engine().await?;
         let engine = EngineBuild {
             name: engine.name,
@@ -134,7 +148,7 @@ impl Core {
         let draft = self.vault.begin_point(PointId::random()).await?;
         entry.ward.save(&entry.id, &draft.memory()?).await?;
         let draft = self.vault.take_disk(draft, &entry.id).await?;
-        self.publish(entry, draft, order, Some(engine)).await
+        Ok((draft, engine))
     }
 
     /// Vault first, then ledger: a point nobody knows is swept at the next start.
@@ -145,7 +159,12 @@ impl Core {
         order: PointOrder,
         engine: Option<EngineBuild>,
     ) -> Result<Point> {
-        let made = self.vault.publish_point(draft, &entry.id).await?;
+        let keep = if order.kind == PointKind::Fork {
+            Keep::ThisRun
+        } else {
+            Keep::ForGood
+        };
+        let made = self.vault.publish_point(draft, &entry.id, keep).await?;
         let written = self.vault.disk_usage(&entry.id).await.unwrap_or(0);
         let sandbox = entry.sandbox();
         let added = written.saturating_sub(sandbox.time.head_written);

@@ -78,9 +78,9 @@ pub async fn serve(state: Arc<BoxState>, stream: TcpStream) {
             reset(&stream);
             return;
         };
-        let gone = state.gone.clone();
+        let over = state.hung_up();
         // How it ends is the asker's affair.
-        drop(gone.run_until_cancelled(dns::stream(&state, stream)).await);
+        drop(over.run_until_cancelled(dns::stream(&state, stream)).await);
         return;
     }
     let mut watch = state.watch();
@@ -107,8 +107,8 @@ pub async fn serve(state: Arc<BoxState>, stream: TcpStream) {
         watch,
     };
     let socket = Arc::clone(&connection.socket);
-    let gone = connection.state.gone.clone();
-    let finished = gone.run_until_cancelled(connection.run(&policy)).await;
+    let over = connection.state.hung_up();
+    let finished = over.run_until_cancelled(connection.run(&policy)).await;
     if !matches!(finished, Some(End::Clean)) {
         reset(&socket);
     }

@@ -25,11 +25,14 @@ use std::io::{self, Write};
 
 use crate::{
     archive::ImportLimits,
-    point::{MemoryFile, hex},
+    memory::MemoryFile,
+    sum::hex,
     tree::damaged,
 };
 
-const FORMAT: u32 = 1;
+/// 1: the sums of the memory are SHA-256.
+const FORMATS: std::ops::RangeInclusive<u32> = 1..=2;
+const FORMAT: u32 = 2;
 const LABEL: &str = "point.json";
 const SEAL: &str = "seal.json";
 const DISK: &str = "disk";
@@ -100,10 +103,10 @@ impl Label {
         }
         let wrong = |error: serde_json::Error| no_parcel(&format!("its label is wrong: {error}"));
         let Format { format } = serde_json::from_slice(text).map_err(wrong)?;
-        if format != FORMAT {
+        if !FORMATS.contains(&format) {
             return Err(Error::invalid(
                 "archive",
-                format!("the point was exported in format {format}, this server reads format {FORMAT}"),
+                format!("the point was exported in format {format}, this server reads up to format {FORMAT}"),
             )
             .hint("export it with the version of sandkeep that runs here, or import it with a newer one"));
         }

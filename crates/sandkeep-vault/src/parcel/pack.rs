@@ -20,7 +20,9 @@ use super::{
     DISK, FORMAT, LABEL, Label, MEMORY, PAX_LINK, PAX_MAP, PAX_ODD_XATTR, PAX_PATH, PAX_SIZE,
     PAX_SOCKET, PAX_TIME, PAX_XATTR, SEAL, Seal, Summed, Totals, hex,
 };
-use crate::{diff, doing::Doing as _, point, tree::MAX_XATTR, vault::Inner};
+use crate::{
+    diff, doing::Doing as _, memory::MemoryFile, point, sum::Adding, tree::MAX_XATTR, vault::Inner,
+};
 
 /// Fast enough not to hold up the disk, and half the size.
 const LEVEL: i32 = 3;
@@ -244,18 +246,21 @@ impl<W: Write> Packer<W> {
         self.append(header, &name, EntryType::Regular, records, data)
     }
 
-    fn memory(&mut self, path: &Path, file: &point::MemoryFile) -> Result<()> {
+    fn memory(&mut self, path: &Path, file: &MemoryFile) -> Result<()> {
         let mut header = Header::new_gnu();
         header.set_mode(0o600);
         header.set_size(file.bytes);
+        let Some(sum) = &file.sum else {
+            return Err(Error::conflict("the point is for a fork that is under way"));
+        };
         let mut data = open(path)?;
         let mut summed = SummedRead {
             inner: Exactly::new(&mut data, file.bytes),
-            sum: Sha256::new(),
+            sum: sum.again(),
         };
         let name = Path::new(MEMORY).join(&file.name);
         self.append(header, &name, EntryType::Regular, Vec::new(), &mut summed)?;
-        if hex(summed.sum) != file.sha256 {
+        if summed.sum.finish() != *sum {
             return Err(Error::conflict(format!(
                 "the point is damaged: \"{}\" of its memory is not what was written",
                 file.name
@@ -413,13 +418,13 @@ impl Read for Pieces<'_> {
 
 struct SummedRead<R> {
     inner: R,
-    sum: Sha256,
+    sum: Adding,
 }
 
 impl<R: Read> Read for SummedRead<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
-        self.sum.update(&buffer[..count]);
+        self.sum.add(&buffer[..count]);
         Ok(count)
     }
 }

@@ -27,7 +27,8 @@ use crate::{
     archive::ImportLimits,
     btrfs,
     doing::Doing as _,
-    point::{self, PointDraft, PointInfo},
+    memory,
+    point::{self, Keep, PointDraft, PointInfo},
     tree::{About, MAX_XATTR, Sparse, Tree, clean, refused, too_large},
     vault::Inner,
 };
@@ -137,7 +138,7 @@ pub fn open(
     tree.finish()?;
     drop(dir);
     draft.seal_disk()?;
-    let info = draft.publish(&label.point.sandbox_id)?;
+    let info = draft.publish(&label.point.sandbox_id, Keep::ForGood)?;
     Ok(Opened {
         point: label.point,
         info,
@@ -162,12 +163,12 @@ fn check(label: &Label, most: &ImportLimits) -> Result<()> {
             human_bytes(most.bytes)
         )));
     }
-    if label.point.has_memory() == label.memory.is_empty() || label.memory.len() > point::MOST_FILES
+    if label.point.has_memory() == label.memory.is_empty() || label.memory.len() > memory::MOST_FILES
     {
         return Err(no_parcel("its label contradicts itself"));
     }
     for file in &label.memory {
-        if !point::is_plain(&file.name) {
+        if !memory::is_plain(&file.name) {
             return Err(no_parcel("a file of its memory has a name that is no name"));
         }
     }
@@ -323,7 +324,7 @@ impl<'a, R: Read> Item<'a, R> {
     }
 
     /// A file of the memory, compared with its hash. Without a place for it it is only read.
-    fn memory(&mut self, place: Option<&Path>, file: &point::MemoryFile) -> Result<()> {
+    fn memory(&mut self, place: Option<&Path>, file: &memory::MemoryFile) -> Result<()> {
         if self.entry.header().entry_type() != EntryType::Regular {
             return Err(no_parcel("its memory is not what the label says"));
         }
@@ -339,7 +340,10 @@ impl<'a, R: Read> Item<'a, R> {
             }
             None => None,
         };
-        let mut sum = Sha256::new();
+        let Some(expected) = &file.sum else {
+            return Err(no_parcel("its memory has no sums"));
+        };
+        let mut sum = expected.again();
         let mut chunk = vec![0; 1 << 18];
         let mut read = 0_u64;
         loop {
@@ -348,12 +352,12 @@ impl<'a, R: Read> Item<'a, R> {
                 break;
             }
             read += count as u64;
-            sum.update(&chunk[..count]);
+            sum.add(&chunk[..count]);
             if let Some(out) = &mut out {
                 out.write_all(&chunk[..count]).doing("unpacking")?;
             }
         }
-        if read != file.bytes || hex(sum) != file.sha256 {
+        if read != file.bytes || sum.finish() != *expected {
             return Err(no_parcel("its memory is not what was written"));
         }
         Ok(())
