@@ -10,7 +10,7 @@ use sandkeep_keeper::{ForkWish, Keeper, PauseWish, PointWish};
 use sandkeep_model::{
     Code, CreateSandbox, Expiry, GoneReason, OnTimeout, PauseMode, SandboxId, State, TimeWish,
 };
-use support::{World, agent, envs, reaches, request, runs, stopped, story};
+use support::{World, agent, envs, reaches, request, runs, stopped, story, until};
 
 async fn disk(world: &World, id: &SandboxId) -> PathBuf {
     world.vault.disk(id).await.unwrap().path
@@ -107,7 +107,10 @@ async fn memory_goes_to_the_disk_and_comes_back() {
     assert_eq!(world.ward.restores.load(Ordering::SeqCst), 1);
     assert_eq!(noted(&world, id).await, "kept", "memory and disk fit");
     well(&keeper, id).await;
-    assert_eq!(world.vault.points().await.unwrap(), []);
+    until("the pause is gone", async || {
+        world.vault.points().await.unwrap().is_empty().then_some(())
+    })
+    .await;
 
     // Killed while it rests: nothing stays.
     keeper.pause(id, PauseWish::Memory).await.unwrap();

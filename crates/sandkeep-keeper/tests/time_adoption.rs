@@ -120,7 +120,11 @@ fn a_box_that_was_being_paused_goes_on() {
         // The memory was written already; nobody had been told.
         let draft = world.vault.begin_point(PointId::random()).await.unwrap();
         let draft = world.vault.take_disk(draft, &row.id).await.unwrap();
-        world.vault.publish_point(draft, &row.id, Keep::ForGood).await.unwrap();
+        world
+            .vault
+            .publish_point(draft, &row.id, Keep::ForGood)
+            .await
+            .unwrap();
         rewind(world, &row, State::Pausing, None).await;
         (row, pid)
     });
@@ -181,7 +185,11 @@ fn points_nobody_knows_are_swept_and_known_ones_stay() {
         let made = keeper.create(request()).await.unwrap();
         let draft = world.vault.begin_point(PointId::random()).await.unwrap();
         let draft = world.vault.take_disk(draft, &made.id).await.unwrap();
-        world.vault.publish_point(draft, &made.id, Keep::ForGood).await.unwrap();
+        world
+            .vault
+            .publish_point(draft, &made.id, Keep::ForGood)
+            .await
+            .unwrap();
         keeper
             .snapshot(&made.id, PointWish::default())
             .await

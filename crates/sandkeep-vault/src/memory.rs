@@ -187,5 +187,7 @@ pub fn compare<'a>(files: &[Opened<'a>]) -> Result<(), &'a str> {
 }
 
 pub fn are_compared_when_read(files: &[Opened<'_>]) -> bool {
-    files.iter().all(|opened| is_compared_when_read(&opened.file))
+    files
+        .iter()
+        .all(|opened| is_compared_when_read(&opened.file))
 }

@@ -27,7 +27,9 @@ pub fn mount_of(path: &Path) -> io::Result<Option<Mount>> {
     for mount in all()? {
         let depth = |mount: &Mount| mount.point.as_os_str().len();
         if path.starts_with(&mount.point)
-            && nearest.as_ref().is_none_or(|found| depth(found) <= depth(&mount))
+            && nearest
+                .as_ref()
+                .is_none_or(|found| depth(found) <= depth(&mount))
         {
             nearest = Some(mount);
         }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
     io::{self, Read as _, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
 };
 

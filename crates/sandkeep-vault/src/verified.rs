@@ -80,8 +80,7 @@ impl Verified {
 
     /// Kept only when every later change will show.
     pub fn remember(&self, id: &PointId, stamps: Stamps) {
-        if self.has_checksums
-            && !stamps.is_empty() && stamps.values().all(Stamp::has_settled) {
+        if self.has_checksums && !stamps.is_empty() && stamps.values().all(Stamp::has_settled) {
             self.lock().insert(id.clone(), stamps);
         }
     }

@@ -404,6 +404,29 @@ async fn forged_files_are_refused_in_words() {
     assert_eq!(fs::read(opened.info.disk.join("file")).unwrap(), b"hello");
     vault.remove_point(&opened.point.id).await.unwrap();
 
+    // Nor is the format from before BLAKE3. `printf abc | sha256sum`
+    let sum = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    for (content, whole) in [(&b"abc"[..], true), (b"abd", false)] {
+        let mut old = Forged::new(1, 0);
+        old.label["point"]["engine"] = serde_json::json!({"name": "runsc", "build": "1"});
+        old.label["memory"] = serde_json::json!([{"name": "pages", "bytes": 3, "sha256": sum}]);
+        old.dir("disk/").add(b"memory/pages", Regular, b"", content);
+        match import(&vault, old.pack(), true).await {
+            Ok(opened) => {
+                assert!(whole);
+                let found = vault.verified_point(&opened.point.id).await.unwrap();
+                assert_eq!(
+                    fs::read(found.memory.unwrap().join("pages")).unwrap(),
+                    b"abc"
+                );
+                vault.remove_point(&opened.point.id).await.unwrap();
+            }
+            Err(error) => {
+                assert!(!whole && error.message.contains("memory"), "{error}");
+            }
+        }
+    }
+
     let mut tricks: Vec<(&str, Forged)> = Vec::new();
     let mut trick = |words: &'static str, entries, bytes, make: &dyn Fn(&mut Forged)| {
         let mut forged = Forged::new(entries, bytes);
@@ -493,11 +516,11 @@ async fn forged_files_are_refused_in_words() {
     let error = import(&vault, Forged::new(1, 8 << 30).dir("disk/").pack(), true).await;
     assert_eq!(error.unwrap_err().code, Code::DiskFull);
     let mut newer = Forged::new(1, 0);
-    newer.label["format"] = 2.into();
+    newer.label["format"] = 3.into();
     let error = import(&vault, newer.dir("disk/").pack(), true)
         .await
         .unwrap_err();
-    assert!(error.message.contains("format 2"), "{error}");
+    assert!(error.message.contains("format 3"), "{error}");
     // What says it is small is not unpacked beyond that.
     let mut bomb = Forged::new(2, 3);
     bomb.dir("disk/")

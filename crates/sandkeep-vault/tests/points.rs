@@ -299,7 +299,10 @@ async fn a_disk_nobody_wrote_to_is_known_as_the_same() {
     assert_eq!(state.staging(), 0, "what was not needed is gone");
     fs::write(disk.path.join("etc/file-7"), "y").unwrap();
     let changed = take(&first.id).await.unwrap();
-    let second = vault.publish_point(changed, &id, Keep::ForGood).await.unwrap();
+    let second = vault
+        .publish_point(changed, &id, Keep::ForGood)
+        .await
+        .unwrap();
     assert!(take(&second.id).await.is_none());
 
     // A disk that was put back is what it was at the point, too.

@@ -7,12 +7,7 @@ use crate::{
     start::AGENT,
     ward::{FREEZE_DEADLINE, Inner},
 };
-use sandkeep_host::{
-    failure::Doing as _,
-    files::Stamp,
-    proc,
-    work::blocking,
-};
+use sandkeep_host::{failure::Doing as _, files::Stamp, proc, work::blocking};
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::Engine;
 use serde::{Deserialize, Serialize};

@@ -7,11 +7,7 @@ use crate::{
     start::no_runsc,
     ward::Inner,
 };
-use sandkeep_host::{
-    failure::Doing as _,
-    files::Stamp,
-    work::blocking,
-};
+use sandkeep_host::{failure::Doing as _, files::Stamp, work::blocking};
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_own_kernel as own_kernel;
 use sandkeep_ward::Engine;

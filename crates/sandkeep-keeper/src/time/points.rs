@@ -224,13 +224,10 @@ impl Core {
 
     /// None when they can not be read: what is left over is swept at the next start.
     async fn points_of(&self, sandbox: &SandboxId) -> Vec<Point> {
-        self.store
-            .points_of(sandbox)
-            .await
-            .unwrap_or_else(|error| {
-                tracing::warn!(id = %sandbox, %error, "listing the points of a box");
-                Vec::new()
-            })
+        self.store.points_of(sandbox).await.unwrap_or_else(|error| {
+            tracing::warn!(id = %sandbox, %error, "listing the points of a box");
+            Vec::new()
+        })
     }
 
     /// After a start: ledger and vault agree, and what a crash left is gone. Runs before

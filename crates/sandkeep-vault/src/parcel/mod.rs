@@ -23,12 +23,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::io::{self, Write};
 
-use crate::{
-    archive::ImportLimits,
-    memory::MemoryFile,
-    sum::hex,
-    tree::damaged,
-};
+use crate::{archive::ImportLimits, memory::MemoryFile, sum::hex, tree::damaged};
 
 /// 1: the sums of the memory are SHA-256.
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=2;

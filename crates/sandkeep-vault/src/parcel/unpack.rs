@@ -2,7 +2,6 @@
 
 use rustix::fs::{FileType, Timespec};
 use sandkeep_model::{Error, Point, Result, human_bytes};
-use sha2::{Digest as _, Sha256};
 use std::{
     cell::RefCell,
     ffi::{OsStr, OsString},
@@ -163,7 +162,8 @@ fn check(label: &Label, most: &ImportLimits) -> Result<()> {
             human_bytes(most.bytes)
         )));
     }
-    if label.point.has_memory() == label.memory.is_empty() || label.memory.len() > memory::MOST_FILES
+    if label.point.has_memory() == label.memory.is_empty()
+        || label.memory.len() > memory::MOST_FILES
     {
         return Err(no_parcel("its label contradicts itself"));
     }
