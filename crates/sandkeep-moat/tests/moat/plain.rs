@@ -168,6 +168,35 @@ fn policy_change_cuts_flow() {
 }
 
 #[test]
+fn hanging_up_ends_what_is_open_and_nothing_else() {
+    in_world(|world| async move {
+        world.zone.address("good.test", GOOD);
+        greeter(at(GOOD, 7000)).await;
+        let moat = world.allowing(&["good.test"]).await;
+        world.resolve("good.test.").await;
+        // The second time shows that a new one can be made.
+        for _ in 0..2 {
+            let (open, opened) = mpsc::channel();
+            let end = world.in_box(move || {
+                let mut stream = dial(at(GOOD, 7000)).unwrap();
+                stream.read_exact(&mut [0; 11]).unwrap();
+                open.send(()).unwrap();
+                // Held until it is cut.
+                stream.read(&mut [0; 1])
+            });
+            let cut = async {
+                tokio::task::spawn_blocking(move || opened.recv().unwrap())
+                    .await
+                    .unwrap();
+                moat.hang_up();
+            };
+            let (end, ()) = tokio::join!(end, cut);
+            assert!(was_reset(&end), "{end:?}");
+        }
+    });
+}
+
+#[test]
 fn an_unfinished_line_is_no_way_round_the_host() {
     in_world(|world| async move {
         world.zone.address("good.test", GOOD);
