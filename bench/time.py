@@ -70,14 +70,23 @@ def median(samples: list[float]) -> float | None:
     return statistics.median(samples) if samples else None
 
 
+def pids_in(name: str) -> set[str]:
+    """All processes in cgroups that have this in their path."""
+    pids = set()
+    for procs in Path("/sys/fs/cgroup").glob("**/cgroup.procs"):
+        if name in str(procs):
+            with contextlib.suppress(OSError):
+                pids |= set(procs.read_text().split())
+    return pids
+
+
 def ram_of(boxes: list[str]) -> float:
     """Mebibytes of all processes of these boxes; what they share counts once. Only for levels whose cgroups are
     named after their boxes."""
-    pids = set()
-    for procs in Path("/sys/fs/cgroup").glob("**/cgroup.procs"):
-        if any(box in str(procs) for box in boxes):
-            with contextlib.suppress(OSError):
-                pids |= set(procs.read_text().split())
+    return pss(set().union(*(pids_in(box) for box in boxes)))
+
+
+def pss(pids: set[str]) -> float:
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, StopIteration):
@@ -160,6 +169,7 @@ class Bench:
 
     def memory(self, level: str, size: int) -> None:
         """Everything that has the memory in it."""
+        without = pss(pids_in("sandkeep"))
         box = self.box(level, size)
         path = f"/v1/sandboxes/{box}"
         self.hold(box, size)
@@ -181,8 +191,8 @@ class Bench:
             mode = self.call("POST", path + "/pause", {})["pause"]["mode"]
             pauses.append((time.perf_counter() - start) * 1000)
             subprocess.run(["sync", "--file-system", str(self.server.state / "pool")], check=True)
-            if mode == "disk" and level == "gvisor":
-                paused_ram.append(ram_of([box]))
+            # Whatever has come since before the box was made is the box's.
+            paused_ram.append(max(0.0, pss(pids_in("sandkeep")) - without))
             start = time.perf_counter()
             self.call("POST", path + "/resume", {"timeout_seconds": 3600})
             wakes.append((time.perf_counter() - start) * 1000)
