@@ -41,13 +41,9 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-fn stamp(file: &File) -> io::Result<Stamp> {
-    file.metadata().map(|meta| Stamp::of(&meta))
-}
-
-/// All files of an image, by name. Images are flat.
-fn list(dir: &Path) -> Result<Vec<(String, File)>> {
-    let mut files = Vec::new();
+/// The names of all files of an image. Images are flat.
+fn list(dir: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
     for entry in fs::read_dir(dir).doing_to("reading", dir)? {
         let entry = entry.doing_to("reading", dir)?;
         let name = entry.file_name().into_string().map_err(|name| {
@@ -55,30 +51,31 @@ fn list(dir: &Path) -> Result<Vec<(String, File)>> {
         })?;
         let path = entry.path();
         let meta = entry.metadata().doing_to("looking at", &path)?;
-        if !meta.is_file() || files.len() == MOST_FILES {
+        if !meta.is_file() || names.len() == MOST_FILES {
             return Err(Error::internal(format!(
                 "{} does not belong into an image",
                 path.display()
             )));
         }
-        files.push((name, open(&path).doing_to("opening", &path)?));
+        names.push(name);
     }
-    files.sort_by(|(a, _), (b, _)| a.cmp(b));
-    Ok(files)
+    names.sort();
+    Ok(names)
 }
 
 /// An image as it is, without sums.
 pub fn look(dir: &Path) -> Result<(Vec<MemoryFile>, Stamps)> {
     let mut memory = Vec::new();
     let mut stamps = Stamps::new();
-    for (name, file) in list(dir)? {
-        let found = stamp(&file).doing_to("looking at", &dir.join(&name))?;
+    for name in list(dir)? {
+        let path = dir.join(&name);
+        let meta = fs::symlink_metadata(&path).doing_to("looking at", &path)?;
         memory.push(MemoryFile {
             name: name.clone(),
-            bytes: found.bytes(),
+            bytes: meta.len(),
             sum: None,
         });
-        stamps.insert(name, found);
+        stamps.insert(name, Stamp::of(&meta));
     }
     Ok((memory, stamps))
 }
@@ -86,58 +83,68 @@ pub fn look(dir: &Path) -> Result<(Vec<MemoryFile>, Stamps)> {
 /// Brings an image to the disk and sums it up meanwhile. The stamps are those of what was
 /// summed; there are none when a later change might not show.
 pub fn write_out(dir: &Path) -> Result<(Vec<MemoryFile>, Stamps)> {
-    let files = list(dir)?;
-    let summed = thread::scope(|scope| {
+    let names = list(dir)?;
+    let read = thread::scope(|scope| {
         let written = scope.spawn(|| {
-            for (name, file) in &files {
-                file.sync_all().doing_to("writing out", &dir.join(name))?;
+            for name in &names {
+                let path = dir.join(name);
+                open(&path)
+                    .and_then(|file| file.sync_all())
+                    .doing_to("writing out", &path)?;
             }
             sync_dir(dir)
         });
-        let summed: Result<Vec<_>> = files
+        let read: Result<Vec<_>> = names
             .iter()
-            .map(|(name, file)| {
+            .map(|name| {
                 let path = dir.join(name);
-                let before = stamp(file).doing_to("looking at", &path)?;
-                let (bytes, sum) = add_up(file, Adding::new()).doing_to("reading", &path)?;
-                Ok((bytes, sum, before))
+                read_through(&path, Adding::new()).doing_to("reading", &path)
             })
             .collect();
         let written = written
             .join()
             .unwrap_or_else(|_| Err(Error::internal("writing out an image broke off")));
-        written.and(summed)
+        written.and(read)
     })?;
-    let mut shows = true;
-    let mut stamps = Stamps::new();
-    let mut memory = Vec::with_capacity(files.len());
-    for ((name, file), (bytes, sum, before)) in files.into_iter().zip(summed) {
-        shows &= is_compared_when_read(&file) && stamp(&file).is_ok_and(|now| now == before);
+    let mut stamps = AllStamps::default();
+    let mut memory = Vec::with_capacity(names.len());
+    for (name, read) in names.into_iter().zip(read) {
+        stamps.add(&name, read.stamp);
         memory.push(MemoryFile {
-            name: name.clone(),
-            bytes,
-            sum: Some(sum),
+            name,
+            bytes: read.bytes,
+            sum: Some(read.sum),
         });
-        stamps.insert(name, before);
     }
-    if !shows {
-        stamps.clear();
-    }
-    Ok((memory, stamps))
+    Ok((memory, stamps.finish()))
 }
 
-/// Reads all of a file and says how much that was.
-fn add_up(mut file: &File, mut sum: Adding) -> io::Result<(u64, Sum)> {
+struct Read {
+    bytes: u64,
+    sum: Sum,
+    /// `None` when a change might not show in it.
+    stamp: Option<Stamp>,
+}
+
+fn read_through(path: &Path, mut sum: Adding) -> io::Result<Read> {
+    let mut file = open(path)?;
+    let before = Stamp::of(&file.metadata()?);
     let mut chunk = vec![0; CHUNK];
     let mut bytes = 0_u64;
     loop {
         let count = file.read(&mut chunk)?;
         if count == 0 {
-            return Ok((bytes, sum.finish()));
+            break;
         }
         sum.add(&chunk[..count]);
         bytes = bytes.saturating_add(count as u64);
     }
+    let same = Stamp::of(&file.metadata()?) == before;
+    Ok(Read {
+        bytes,
+        sum: sum.finish(),
+        stamp: (same && is_compared_when_read(&file)).then_some(before),
+    })
 }
 
 /// Whether the file system has sums of its own for this file and compares what it reads from
@@ -146,48 +153,57 @@ fn is_compared_when_read(file: &File) -> bool {
     rustix::fs::ioctl_getflags(file).is_ok_and(|flags| !flags.contains(IFlags::NOCOW))
 }
 
-/// What a manifest says of a file, and the file. Whatever is wrong with one is told by its name.
-pub struct Opened<'a> {
-    about: &'a MemoryFile,
-    file: File,
+/// All or none.
+#[derive(Default)]
+struct AllStamps {
+    found: Stamps,
+    missing: bool,
 }
 
-pub fn open_all<'a>(dir: &Path, memory: &'a [MemoryFile]) -> Result<Vec<Opened<'a>>, &'a str> {
+impl AllStamps {
+    fn add(&mut self, name: &str, stamp: Option<Stamp>) {
+        match stamp {
+            Some(stamp) => {
+                self.found.insert(name.to_owned(), stamp);
+            }
+            None => self.missing = true,
+        }
+    }
+
+    fn finish(self) -> Stamps {
+        if self.missing {
+            Stamps::new()
+        } else {
+            self.found
+        }
+    }
+}
+
+/// What the files of an image look like now, or the name of one that is not there.
+pub fn stamps<'a>(dir: &Path, memory: &'a [MemoryFile]) -> Result<Stamps, &'a str> {
     let one = |about: &'a MemoryFile| {
-        let file = is_plain(&about.name)
-            .then(|| open(&dir.join(&about.name)).ok())
-            .flatten();
-        file.map(|file| Opened { about, file })
-            .ok_or(about.name.as_str())
+        let meta = is_plain(&about.name)
+            .then(|| fs::symlink_metadata(dir.join(&about.name)).ok())
+            .flatten()
+            .filter(fs::Metadata::is_file)
+            .ok_or(about.name.as_str())?;
+        Ok((about.name.clone(), Stamp::of(&meta)))
     };
     memory.iter().map(one).collect()
 }
 
-pub fn stamps<'a>(files: &[Opened<'a>]) -> Result<Stamps, &'a str> {
-    let one = |opened: &Opened<'a>| {
-        let name = &opened.about.name;
-        let found = stamp(&opened.file).map_err(|_| name.as_str())?;
-        Ok((name.clone(), found))
-    };
-    files.iter().map(one).collect()
-}
-
-/// Reads all files through.
-pub fn compare<'a>(files: &[Opened<'a>]) -> Result<(), &'a str> {
-    for Opened { about, file } in files {
-        let same = about.sum.as_ref().is_some_and(|sum| {
-            add_up(file, sum.again())
-                .is_ok_and(|(bytes, found)| bytes == about.bytes && found == *sum)
-        });
-        if !same {
-            return Err(&about.name);
-        }
+/// Reads all files through, or names the first that is not what was written. The stamps are as
+/// those of [`write_out`].
+pub fn compare<'a>(dir: &Path, memory: &'a [MemoryFile]) -> Result<Stamps, &'a str> {
+    let mut stamps = AllStamps::default();
+    for about in memory {
+        let read = about
+            .sum
+            .as_ref()
+            .and_then(|sum| read_through(&dir.join(&about.name), sum.again()).ok())
+            .filter(|read| read.bytes == about.bytes && Some(&read.sum) == about.sum.as_ref())
+            .ok_or(about.name.as_str())?;
+        stamps.add(&about.name, read.stamp);
     }
-    Ok(())
-}
-
-pub fn are_compared_when_read(files: &[Opened<'_>]) -> bool {
-    files
-        .iter()
-        .all(|opened| is_compared_when_read(&opened.file))
+    Ok(stamps.finish())
 }

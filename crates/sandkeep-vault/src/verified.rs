@@ -39,10 +39,6 @@ impl Stamp {
         }
     }
 
-    pub const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// A change from now on gives another stamp.
     fn has_settled(&self) -> bool {
         let now = SystemTime::now()
@@ -100,5 +96,53 @@ impl Verified {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PointId, Stamps>> {
         self.points.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn verified(has_checksums: bool) -> Verified {
+        Verified {
+            points: Mutex::default(),
+            has_checksums,
+        }
+    }
+
+    #[test]
+    fn only_what_would_show_its_changes_is_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pages");
+        fs::write(&path, "abc").unwrap();
+        let id = PointId::random();
+        let look =
+            || Stamps::from([("pages".to_owned(), Stamp::of(&fs::metadata(&path).unwrap()))]);
+        let fresh = look();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let young = Stamp {
+            changed: now,
+            ..fresh["pages"].clone()
+        };
+        let young = Stamps::from([("pages".to_owned(), young)]);
+        let known = verified(true);
+        known.remember(&id, young.clone());
+        assert!(!known.is(&id, &young));
+        std::thread::sleep(TICK * 2);
+        known.remember(&id, look());
+        assert!(known.is(&id, &fresh));
+        assert!(!known.is(&PointId::random(), &fresh));
+        fs::write(&path, "abd").unwrap();
+        assert!(!known.is(&id, &look()));
+        known.forget(&id);
+        assert!(!known.is(&id, &fresh));
+        // Nothing tells of decay here.
+        let blind = verified(false);
+        blind.remember(&id, fresh.clone());
+        assert!(!blind.is(&id, &fresh));
+        // One that is used at once is not read at all.
+        blind.vouch_for(&id, fresh.clone());
+        assert!(blind.is(&id, &fresh));
     }
 }
