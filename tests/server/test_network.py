@@ -236,6 +236,48 @@ def settled(count):
     return before if count() == before else None
 
 
+# Reads what never ends, and says when it did.
+STREAM = "setsid sh -c \"curl -s -o /dev/null '{url}'; echo > /tmp/ended\" > /dev/null 2>&1 < /dev/null &"
+
+
+def cut_off(box, outside, what):
+    """Does something to a box in the middle of a download, which is over then; the way out is not."""
+    wait_for(lambda: outside.web.streams_open == 0, "earlier downloads are over")
+    assert box.exec(["sh", "-c", "rm -f /tmp/ended; " + STREAM.format(url=outside.url(path="/stream"))]).ok
+    wait_for(lambda: outside.web.streams_open == 1, "the box downloads")
+    done = what()
+    wait_for(lambda: box.exec(["test", "-e", "/tmp/ended"]).ok, "the box knows that it is over")
+    wait_for(lambda: outside.web.streams_open == 0, "so does the world")
+    assert hello(box, outside.url())
+    assert not hello(box, outside.url("other.sandkeep.test"))
+    return done
+
+
+@pytest.mark.parametrize("level", ["container", "gvisor"])
+def test_what_is_open_ends_with_a_snapshot_and_the_way_out_stays(make, outside, moated, level):
+    box = make(isolation=level, network={"allow": [f"good.sandkeep.test:{outside.web.port}"]})
+    for _ in range(2):
+        point = cut_off(box, outside, lambda: moated.json("POST", f"{box.path}/points", {}))
+        assert point["memory"], point
+        moated.json("DELETE", f"/v1/points/{point['id']}")
+
+
+def test_what_is_open_ends_when_a_box_is_frozen_and_the_way_out_stays(make, outside, moated):
+    box = make(network={"allow": [f"good.sandkeep.test:{outside.web.port}"]})
+    # What CRIU can not write.
+    box.exec(["sh", "-c", "setsid python3 -c \"import ctypes, os, time; assert ctypes.CDLL(None).mq_open(b'/held', os.O_CREAT | os.O_RDWR, 0o600, (ctypes.c_long * 8)(0, 1, 16, 0)) >= 0; open('/tmp/held', 'w'); time.sleep(3600)\" > /dev/null 2>&1 < /dev/null &"])
+    wait_for(lambda: box.exec(["test", "-e", "/tmp/held"]).ok, "the queue is there")
+
+    def freeze_and_wake():
+        paused = moated.json("POST", f"{box.path}/pause", {})
+        assert paused["pause"]["mode"] == "ram", paused
+        wait_for(lambda: outside.web.streams_open == 0, "a frozen box downloads nothing")
+        moated.json("POST", f"{box.path}/resume", {})
+
+    for _ in range(2):
+        cut_off(box, outside, freeze_and_wake)
+
+
 def test_nothing_gets_out_while_the_server_is_dead_and_all_works_again_after(make, outside, moated):
     box = make(network={"allow": ["good.sandkeep.test"]}, timeout_seconds=1800)
     url = outside.url(path="/hello.txt?beat")
