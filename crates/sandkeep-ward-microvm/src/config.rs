@@ -30,6 +30,8 @@ pub struct MicrovmWardConfig {
     /// How many QEMUs are started ahead and wait, for each of the memories that boxes began
     /// with last.
     pub waiting: usize,
+    /// Whether machines are warmed up on the disks of templates.
+    pub warm: bool,
 }
 
 impl MicrovmWardConfig {
@@ -44,6 +46,7 @@ impl MicrovmWardConfig {
             id_base: DEFAULT_ID_BASE,
             id_slots: DEFAULT_ID_SLOTS,
             waiting: 0,
+            warm: false,
         }
     }
 }

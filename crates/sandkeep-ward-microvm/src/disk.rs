@@ -6,7 +6,7 @@
 
 use rustix::fs::OFlags;
 use sandkeep_host::failure::Doing as _;
-use sandkeep_model::{Code, Error, Limits, Result};
+use sandkeep_model::{Code, Error, Limits, Result, random_token};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
@@ -29,6 +29,17 @@ const MIB: u64 = 1 << 20;
 struct Note {
     /// The size of the file system as it was made.
     template_bytes: u64,
+    /// Tells this template from every other, as long as no box has used the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    template: Option<String>,
+}
+
+/// A disk that is as it was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fresh {
+    pub template: String,
+    /// The size it is to have.
+    pub bytes: u64,
 }
 
 /// Makes a disk of a tree of files. Blocks; takes seconds.
@@ -45,10 +56,59 @@ pub fn make(tree: &Path, into: &Path) -> Result<()> {
     run(&mut make)?;
     let note = Note {
         template_bytes: size,
+        template: Some(random_token(20)),
     };
-    let text = serde_json::to_vec(&note).map_err(|error| Error::internal(error.to_string()))?;
-    fs::write(into.join(NOTE), text).doing("writing the note of the disk")?;
+    note.write(into)
+}
+
+impl Note {
+    fn read(root: &Path) -> Result<Self> {
+        let text = fs::read(root.join(NOTE)).doing("reading the note of the disk")?;
+        serde_json::from_slice(&text)
+            .map_err(|error| Error::internal(format!("the note of the disk: {error}")))
+    }
+
+    fn write(&self, root: &Path) -> Result<()> {
+        let text = serde_json::to_vec(self).map_err(|error| Error::internal(error.to_string()))?;
+        fs::write(root.join(NOTE), text).doing("writing the note of the disk")?;
+        Ok(())
+    }
+
+    const fn wanted(&self, limits: &Limits) -> u64 {
+        self.template_bytes.saturating_add(limits.disk_bytes())
+    }
+}
+
+/// Whether no box has used a disk, and which template it is then.
+pub fn fresh(root: &Path, limits: &Limits) -> Result<Option<Fresh>> {
+    let note = Note::read(root)?;
+    let bytes = note.wanted(limits);
+    Ok(note.template.map(|template| Fresh { template, bytes }))
+}
+
+/// From now on a box may have written to the disk: copies of it are not fresh either. Before
+/// the box begins.
+pub fn use_up(root: &Path) -> Result<()> {
+    let mut note = Note::read(root)?;
+    if note.template.take().is_some() {
+        note.write(root)?;
+    }
     Ok(())
+}
+
+/// Has a file share the blocks of another, instead of its own.
+pub fn share(from: &Path, to: &Path) -> Result<()> {
+    let shared = || {
+        let to = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(to)?;
+        rustix::fs::ioctl_ficlone(&to, File::open(from)?)?;
+        Ok::<_, std::io::Error>(())
+    };
+    shared().doing("copying a disk").map_err(Error::from)
 }
 
 /// What the files take in blocks of the new file system; hard links count once.
@@ -77,12 +137,9 @@ fn bytes_in(tree: &Path) -> Result<u64> {
 
 /// Gives a disk the size its limit says; one that is larger stays as it is.
 pub fn size(root: &Path, limits: &Limits) -> Result<()> {
-    let text = fs::read(root.join(NOTE)).doing("reading the note of the disk")?;
-    let note: Note = serde_json::from_slice(&text)
-        .map_err(|error| Error::internal(format!("the note of the disk: {error}")))?;
+    let wanted = Note::read(root)?.wanted(limits);
     let [disk, _] = open(root)?;
     let file = File::from(disk);
-    let wanted = note.template_bytes.saturating_add(limits.disk_bytes());
     let there = file.metadata().doing("looking at the disk")?.len();
     if wanted <= there {
         return Ok(());
@@ -111,13 +168,16 @@ fn run(command: &mut Command) -> Result<()> {
 
 /// To read and write, and to read: QEMU asks for both.
 pub fn open(root: &Path) -> Result<[OwnedFd; 2]> {
-    let path = root.join(DISK_FILE);
+    open_file(&root.join(DISK_FILE))
+}
+
+pub fn open_file(path: &Path) -> Result<[OwnedFd; 2]> {
     let open = |write: bool| {
         File::options()
             .read(true)
             .write(write)
             .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
-            .open(&path)
+            .open(path)
             .map(OwnedFd::from)
             .map_err(|error| {
                 Error::new(

@@ -1,7 +1,7 @@
 //! Boxes in files: the memory of a machine, what the box has changed of it, its devices.
 
 use crate::{
-    machine::Base,
+    machine::{Base, Machine},
     memory::{Mapped, Ram},
     pages::{self, Run, union},
     qemu::Shape,
@@ -61,6 +61,17 @@ pub struct Origin {
     pub devices: Vec<u8>,
     /// Pages to be put into the memory of this one box.
     pub changed: Option<PathBuf>,
+}
+
+impl Origin {
+    /// A machine as it was written down.
+    pub fn of(machine: &Machine) -> Self {
+        Self {
+            memory: Memory::of(&machine.base),
+            devices: machine.devices.clone(),
+            changed: None,
+        }
+    }
 }
 
 /// What this ward remembers of the images it has read.
@@ -184,9 +195,8 @@ impl Inner {
     /// The memory of a box found again, if this server has what it began with.
     pub(crate) async fn memory_again(&self, base: Option<&str>) -> Option<Memory> {
         let base = base?;
-        let machines = self.machines.lock().await;
-        let machine = machines.values().find(|machine| machine.base.id == base)?;
-        Some(Memory::of(&machine.base))
+        let base = self.images.lock().await.base(base)?;
+        Some(Memory::of(&base))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     jail::Jail,
+    machine::tell,
     qemu::{Begin, Files, Qemu, Shape},
     qmp::{self, Qmp},
 };
@@ -9,13 +10,14 @@ use rustix::{
     fs::{MemfdFlags, ftruncate, memfd_create},
     pipe::{PipeFlags, pipe_with},
 };
+use sandkeep_agent_api::machine::Order;
 use sandkeep_host::{cgroup::Cgroups, failure::Doing as _, proc};
 use sandkeep_model::{Error, Result};
 use std::{
     fs::File,
-    io::Read as _,
+    io::{Read as _, Seek as _, Write as _},
     os::{
-        fd::{AsRawFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::net::UnixStream,
     },
     path::Path,
@@ -51,6 +53,28 @@ pub struct Started {
     pub qmp: Qmp,
     /// Our end of the serial port of the machine.
     pub port: UnixStream,
+}
+
+impl Started {
+    /// Gives QEMU its machine, which carries out the order first of all.
+    pub fn begin(&mut self, devices: &[u8], order: &Order) -> Result<()> {
+        self.qmp.load_devices(in_memory(devices)?.as_fd())?;
+        // It is there when the machine begins to run.
+        tell(&mut self.port, order)?;
+        self.qmp.go_on()
+    }
+}
+
+/// A file that is nowhere, for QEMU to read.
+fn in_memory(bytes: &[u8]) -> Result<File> {
+    let made = || {
+        let fd = memfd_create("sandkeep-devices", MemfdFlags::CLOEXEC)?;
+        let mut file = File::from(fd);
+        file.write_all(bytes)?;
+        file.rewind()?;
+        Ok::<_, std::io::Error>(file)
+    };
+    made().doing("reading the machine").map_err(Error::from)
 }
 
 impl Launch<'_> {

@@ -26,6 +26,7 @@ mod start;
 mod sweep;
 mod waiting;
 mod ward;
+mod warm;
 mod watch;
 
 pub use checks::all as check_host;

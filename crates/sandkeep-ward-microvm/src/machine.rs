@@ -10,6 +10,7 @@ use crate::{
     memory::Ram,
     network,
     qemu::{Accel, Begin, Qemu, Shape},
+    qmp::Qmp,
     ward::Inner,
 };
 use sandkeep_agent_api::machine::{Answer, Order, READY};
@@ -29,13 +30,13 @@ use std::{
         fd::{AsFd as _, AsRawFd as _},
         unix::{fs::PermissionsExt as _, net::UnixStream},
     },
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 const NOTE: &str = "machine.json";
-const PAGES: &str = "ram";
+pub const PAGES: &str = "ram";
 const DEVICES: &str = "devices";
 const LOCK: &str = "lock";
 /// A machine that was emulated on a busy host took half of this.
@@ -63,6 +64,8 @@ pub struct Base {
 /// A machine that waits for its first order.
 #[derive(Debug)]
 pub struct Machine {
+    /// Where it is kept.
+    pub dir: PathBuf,
     pub base: Arc<Base>,
     /// The state of its devices: some KB, kept because its file may be replaced.
     pub devices: Vec<u8>,
@@ -271,8 +274,7 @@ fn write_down(
 ) -> Result<()> {
     let Started { mut qmp, .. } = started;
     qmp.stop()?;
-    let devices = File::create(done.join(DEVICES)).doing("writing the devices of the machine")?;
-    qmp.save_devices(devices.as_fd())?;
+    save_devices(&mut qmp, done)?;
     // The end of QEMU is the end of this connection; that is what was asked for.
     let _ended = qmp.call("quit", &json!({}));
     cgroups.kill_all();
@@ -282,7 +284,13 @@ fn write_down(
     Ok(())
 }
 
-fn note(done: &Path, shape: Shape, ticks: String) -> Result<()> {
+/// Of a machine that stands still.
+pub fn save_devices(qmp: &mut Qmp, done: &Path) -> Result<()> {
+    let devices = File::create(done.join(DEVICES)).doing("writing the devices of the machine")?;
+    qmp.save_devices(devices.as_fd())
+}
+
+pub fn note(done: &Path, shape: Shape, ticks: String) -> Result<()> {
     let note = Note {
         id: random_token(32),
         shape,
@@ -314,12 +322,18 @@ fn proven(port: &UnixStream, wait: Duration) -> Result<String> {
     }
 }
 
+/// Gives the finished machine its name.
+pub fn rename(done: &Path, dir: &Path) -> Result<()> {
+    remove_dir(dir)?;
+    fs::rename(done, dir).doing("naming the machine")?;
+    Ok(())
+}
+
 /// Gives the finished machine its name; machines of other programs or kernels go.
 fn publish(done: &Path, dir: &Path) -> Result<()> {
     let generation = dir.parent().unwrap_or(dir);
     make_private_dir(generation)?;
-    remove_dir(dir)?;
-    fs::rename(done, dir).doing("naming the machine")?;
+    rename(done, dir)?;
     let all = generation.parent().unwrap_or(generation);
     for entry in fs::read_dir(all).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -331,7 +345,7 @@ fn publish(done: &Path, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-fn read(dir: &Path) -> Result<Option<Machine>> {
+pub fn read(dir: &Path) -> Result<Option<Machine>> {
     let Ok(text) = fs::read(dir.join(NOTE)) else {
         return Ok(None);
     };
@@ -341,6 +355,7 @@ fn read(dir: &Path) -> Result<Option<Machine>> {
     let pages = File::open(&path).doing(format_args!("opening {}", path.display()))?;
     let (ram, _) = Ram::load(note.shape.ram_bytes(), &[&path])?;
     Ok(Some(Machine {
+        dir: dir.to_owned(),
         base: Arc::new(Base {
             id: note.id,
             shape: note.shape,

@@ -62,6 +62,27 @@ impl Ram {
         Ok((ram, runs))
     }
 
+    /// What a machine that stands still has in its memory.
+    pub fn copy_of(mapped: &Mapped) -> Result<Self, Failure> {
+        let ram = Self::blank(mapped.size)?;
+        let copied = || -> io::Result<()> {
+            let mut bytes = Vec::new();
+            for part in mapped
+                .filled()
+                .map_err(io::Error::other)?
+                .into_iter()
+                .flat_map(Run::parts)
+            {
+                bytes.resize((part.count * PAGE) as usize, 0);
+                mapped.read(part, &mut bytes)?;
+                ram.file.write_all_at(&bytes, part.first * PAGE)?;
+            }
+            Ok(())
+        };
+        copied().doing("copying the memory of the machine")?;
+        Ok(ram)
+    }
+
     /// Writes every page that is not zero.
     pub fn store(&self, path: &Path) -> Result<(), Failure> {
         let runs = self.filled().doing("reading the memory of the machine")?;

@@ -23,7 +23,8 @@ pub struct Run {
 }
 
 impl Run {
-    fn parts(self) -> impl Iterator<Item = Self> {
+    /// In pieces that are moved at once.
+    pub fn parts(self) -> impl Iterator<Item = Self> {
         (0..self.count)
             .step_by(CHUNK as usize)
             .map(move |done| Self {

@@ -2,19 +2,19 @@
 
 use crate::{
     disk,
-    image::{Memory, Origin},
+    image::Origin,
     laps::Laps,
-    launch::{Started, start_ticks},
+    launch::start_ticks,
     live::{self, Live},
-    machine::{answered, tell},
+    machine::answered,
     memory::Mapped,
     network, pages,
     qemu::{Qemu, Shape, host_limits},
     record::{Note, Record},
     waiting::{Place, Waiting},
     ward::Inner,
+    warm::{Beginning, Seed},
 };
-use rustix::fs::{MemfdFlags, memfd_create};
 use sandkeep_agent_api::{
     channel::{PORT, TOKEN_LENGTH},
     host::{LimitsRequest, UsageResponse},
@@ -24,25 +24,24 @@ use sandkeep_agent_client::Agent;
 use sandkeep_host::{
     failure::Doing as _,
     files::write_token,
-    netns, proc,
+    proc,
     slots::Slot,
     stream::BoxStream,
     work::{blocking, lock},
 };
 use sandkeep_model::{Code, Error, Limits, Result, SandboxId, Secret, Timestamp, random_token};
-use sandkeep_netlink::{AGENT_PORT, BOX_V4};
+use sandkeep_netlink::AGENT_PORT;
 use sandkeep_ward::{BoxSpec, LiveBox};
 use std::{
     fs::File,
-    io::{self, Seek as _, Write as _},
-    net::SocketAddr,
-    os::fd::{AsFd as _, OwnedFd},
-    path::Path,
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::Duration,
 };
-use tokio::{io::AsyncWriteExt as _, time::timeout};
+use tokio::time::timeout;
 
 /// Until the agent answers. A restore takes a tenth of a second, on a busy host some.
 const AGENT_DEADLINE: Duration = Duration::from_secs(60);
@@ -102,17 +101,15 @@ impl Inner {
     async fn make(self: &Arc<Self>, spec: &BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
         let mut laps = Laps::begin();
         let qemu = self.qemu().await?;
-        let origin = match image {
-            Some(image) => self.open_image(image).await?,
+        let (beginning, machine) = match image {
+            Some(image) => (Beginning::with(self.open_image(image).await?), None),
             None => {
                 let machine = self.machine(Shape::of(&spec.limits)).await?;
-                Origin {
-                    memory: Memory::of(&machine.base),
-                    devices: machine.devices.clone(),
-                    changed: None,
-                }
+                let begin = self.beginning(&machine, &spec.root, &spec.limits);
+                (begin.await?, Some(machine))
             }
         };
+        let Beginning { origin, disk, seed } = beginning;
         laps.lap("origin");
         let shape = origin.memory.base.shape;
         shape.check(&spec.limits)?;
@@ -129,15 +126,22 @@ impl Inner {
             qemu,
             spec: spec.clone(),
             origin,
-            fresh: image.is_none(),
+            disk: match (disk, image) {
+                (Some(disk), _) => Disk::Other(disk),
+                (None, None) => Disk::Unseen,
+                (None, Some(_)) => Disk::Known,
+            },
+            seed,
             token: Secret::new(random_token(TOKEN_LENGTH)),
             laps,
         };
-        let (live, kills) = blocking(move || birth.bear(seat, place)).await?;
+        let Born { live, kills, seed } = blocking(move || birth.bear(seat, place)).await?;
         let live = Arc::new(live);
         *lock(&live.kills) = Some(kills);
         self.hold(Arc::clone(&live));
-        if common {
+        if let (Some(seed), Some(machine)) = (seed, machine) {
+            self.warm_later(machine, seed);
+        } else if common {
             self.prepare_next(&ram, shape);
         }
         Ok(LiveBox {
@@ -155,44 +159,64 @@ enum Seat {
     New((OwnedFd, OwnedFd), Slot),
 }
 
+/// The disk of a box, as its machine begins.
+#[derive(Debug, Clone)]
+enum Disk {
+    /// The machine has not seen it yet.
+    Unseen,
+    /// The machine has this one in it, which takes the place of a fresh one.
+    Other(PathBuf),
+    /// The machine has it in it.
+    Known,
+}
+
+impl Disk {
+    fn prepare(&self, spec: &BoxSpec) -> Result<()> {
+        match self {
+            Self::Unseen => disk::size(&spec.root, &spec.limits),
+            Self::Other(other) => disk::share(other, &spec.root.join(disk::DISK_FILE)),
+            Self::Known => Ok(()),
+        }
+    }
+}
+
+/// A box that runs.
+struct Born {
+    live: Live,
+    /// For want of memory, which it remembers.
+    kills: u64,
+    seed: Option<Seed>,
+}
+
 /// A box on its way.
 struct Birth {
     qemu: Arc<Qemu>,
     spec: BoxSpec,
     origin: Origin,
-    /// Whether the machine has not seen its disk yet.
-    fresh: bool,
+    disk: Disk,
+    /// To be filled with the disk before the box has touched it.
+    seed: Option<Seed>,
     token: Secret,
     laps: Laps,
 }
 
 impl Birth {
-    /// The box, and the kills for want of memory it remembers.
-    fn bear(mut self, seat: Seat, place: Place) -> Result<(Live, u64)> {
+    fn bear(mut self, seat: Seat, place: Place) -> Result<Born> {
         // Beside the start of QEMU, which does not look at it before the machine runs.
         let sized = {
-            let (fresh, spec) = (self.fresh, self.spec.clone());
-            thread::spawn(move || {
-                if fresh {
-                    disk::size(&spec.root, &spec.limits)?;
-                }
-                Ok::<_, Error>(())
-            })
+            let (disk, spec) = (self.disk.clone(), self.spec.clone());
+            thread::spawn(move || disk.prepare(&spec))
         };
         let Waiting {
             place,
             slot,
-            started:
-                Started {
-                    pid,
-                    mut qmp,
-                    mut port,
-                },
+            mut started,
             ..
         } = self.seated(seat, place)?;
         self.laps.lap("qemu");
         write_token(&place.dir, &self.token)?;
-        qmp.give_disk(&disk::open(&self.spec.root)?)?;
+        let pid = started.pid;
+        started.qmp.give_disk(&disk::open(&self.spec.root)?)?;
         let shape = self.origin.memory.base.shape;
         if let Some(changed) = &self.origin.changed {
             // Before the devices: they look at the memory when they are read.
@@ -202,20 +226,30 @@ impl Birth {
             })?;
         }
         self.laps.lap("memory");
-        qmp.load_devices(in_memory(&self.origin.devices)?.as_fd())?;
-        self.laps.lap("devices");
         sized
             .join()
-            .map_err(|_| Error::internal("the disk was not sized"))??;
+            .map_err(|_| Error::internal("the disk was not prepared"))??;
+        let seed = self.seed.take().filter(|seed| {
+            let copied = disk::share(&self.spec.root.join(disk::DISK_FILE), &seed.disk());
+            if let Err(error) = &copied {
+                tracing::debug!(%error, "no machine is warmed up");
+            }
+            copied.is_ok()
+        });
+        // It begins: whatever becomes of it, its disk is not fresh any more.
+        disk::use_up(&self.spec.root)?;
         self.laps.lap("disk");
-        // It is there when the machine begins to run: the agent's first deed.
-        let order = self.order()?;
-        tell(&mut port, &order)?;
-        qmp.go_on()?;
-        let answer = answered(&port, &order, AGENT_DEADLINE)?;
+        let order = new_order(&self.token, &self.spec.hostname, &self.spec.limits)?;
+        started.begin(&self.origin.devices, &order)?;
+        self.laps.lap("devices");
+        let answer = answered(&started.port, &order, AGENT_DEADLINE)?;
         self.laps.lap("agent");
         let live = self.take_in(pid, place, slot)?;
-        Ok((live, answer.oom_kills))
+        Ok(Born {
+            live,
+            kills: answer.oom_kills,
+            seed,
+        })
     }
 
     /// A QEMU in the place of this box.
@@ -236,26 +270,6 @@ impl Birth {
                 Ok(waiting)
             }
         }
-    }
-
-    fn order(&self) -> Result<Order> {
-        let mut random = [0; ENTROPY_BYTES + 8];
-        io::Read::read_exact(
-            &mut File::open("/dev/urandom").doing("drawing random bytes")?,
-            &mut random,
-        )
-        .doing("drawing random bytes")?;
-        let (number, entropy) = random.split_at(8);
-        Ok(Order {
-            number: number
-                .iter()
-                .fold(0, |all, byte| all << 8 | u64::from(*byte)),
-            token: self.token.expose().to_owned(),
-            entropy: crate::kernel::hex(entropy),
-            timestamp_ms: Timestamp::now().millis(),
-            hostname: self.spec.hostname.clone(),
-            limits: inner_limits(&self.spec.limits),
-        })
     }
 
     fn take_in(self, pid: i32, place: Place, slot: Slot) -> Result<Live> {
@@ -286,6 +300,27 @@ impl Birth {
     }
 }
 
+/// What a machine is told first.
+pub(crate) fn new_order(token: &Secret, hostname: &str, limits: &Limits) -> Result<Order> {
+    let mut random = [0; ENTROPY_BYTES + 8];
+    io::Read::read_exact(
+        &mut File::open("/dev/urandom").doing("drawing random bytes")?,
+        &mut random,
+    )
+    .doing("drawing random bytes")?;
+    let (number, entropy) = random.split_at(8);
+    Ok(Order {
+        number: number
+            .iter()
+            .fold(0, |all, byte| all << 8 | u64::from(*byte)),
+        token: token.expose().to_owned(),
+        entropy: crate::kernel::hex(entropy),
+        timestamp_ms: Timestamp::now().millis(),
+        hostname: hostname.to_owned(),
+        limits: inner_limits(limits),
+    })
+}
+
 /// Limits that only the kernel of the machine can hold.
 fn inner_limits(limits: &Limits) -> LimitsRequest {
     LimitsRequest {
@@ -295,25 +330,10 @@ fn inner_limits(limits: &Limits) -> LimitsRequest {
     }
 }
 
-/// A file that is nowhere, for QEMU to read.
-fn in_memory(bytes: &[u8]) -> Result<File> {
-    let made = || {
-        let fd = memfd_create("sandkeep-devices", MemfdFlags::CLOEXEC)?;
-        let mut file = File::from(fd);
-        file.write_all(bytes)?;
-        file.rewind()?;
-        Ok::<_, io::Error>(file)
-    };
-    made().doing("reading the machine").map_err(Error::from)
-}
-
 /// A connection on which the agent listens to us.
 pub(crate) async fn connect(live: &Live) -> Result<BoxStream> {
     let dialled = async {
-        let agent = SocketAddr::from((BOX_V4, PORT));
-        let mut stream = netns::dial(live.netns(), agent).await?;
-        let line = format!("{}\n", live.token.expose());
-        stream.write_all(line.as_bytes()).await?;
+        let stream = network::dial_agent(live.netns(), &live.token).await?;
         Ok(BoxStream::new(stream, live.over.clone()))
     };
     timeout(CONNECT_DEADLINE, dialled)

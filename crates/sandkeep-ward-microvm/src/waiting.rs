@@ -275,7 +275,7 @@ impl Inner {
         }
     }
 
-    async fn start_ahead(&self, ram: Arc<Ram>, shape: Shape) -> Result<Waiting> {
+    pub(crate) async fn start_ahead(&self, ram: Arc<Ram>, shape: Shape) -> Result<Waiting> {
         let qemu = self.qemu().await?;
         let network = network::make().await?;
         let slot = self.slots.take()?;

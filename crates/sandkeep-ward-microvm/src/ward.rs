@@ -12,6 +12,7 @@ use crate::{
     record::{Note, Record},
     start,
     waiting::{self, CONTROL, Shelf},
+    warm::Warm,
     watch,
 };
 use async_trait::async_trait;
@@ -26,7 +27,7 @@ use sandkeep_host::{
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage};
 use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
@@ -78,6 +79,11 @@ pub(crate) struct Inner {
     without_kvm: AtomicBool,
     pub machines: tokio::sync::Mutex<HashMap<Shape, Arc<Machine>>>,
     pub images: tokio::sync::Mutex<Images>,
+    /// Whether machines are warmed up for templates; those in memory; and what was begun.
+    pub warms: bool,
+    pub warm: tokio::sync::Mutex<VecDeque<(String, Arc<Warm>)>>,
+    pub warming: Mutex<HashSet<String>>,
+    pub warming_turn: tokio::sync::Mutex<()>,
     /// How many QEMUs are to wait, and those that do.
     pub waiting: usize,
     pub shelf: Mutex<Shelf>,
@@ -136,6 +142,10 @@ impl MicrovmWard {
             without_kvm: AtomicBool::new(false),
             machines: tokio::sync::Mutex::default(),
             images: tokio::sync::Mutex::default(),
+            warms: config.warm,
+            warm: tokio::sync::Mutex::default(),
+            warming: Mutex::default(),
+            warming_turn: tokio::sync::Mutex::default(),
             waiting: config.waiting,
             shelf: Mutex::default(),
             closed: AtomicBool::new(false),

@@ -62,7 +62,7 @@ async fn one_that_waits_becomes_a_box_with_its_own_disk_limits_and_memory() {
     let Some(bench) = common::bench() else {
         return;
     };
-    let ward = bench.microvm_with(1);
+    let ward = bench.microvm_with(1, false);
     let first = ward.start(common::spec(bench.root())).await.expect("a box");
     until_some_wait(&ward, 1).await;
     let (waiting, _) = traces(&bench);
@@ -127,12 +127,12 @@ async fn those_of_a_server_that_died_are_swept_away_and_missed_by_nobody() {
     let Some(bench) = common::bench() else {
         return;
     };
-    let old = bench.microvm_with(1);
+    let old = bench.microvm_with(1, false);
     let live = old.start(common::spec(bench.root())).await.expect("a box");
     until_some_wait(&old, 1).await;
     let (waiting, _) = traces(&bench);
     // The next one begins while nobody has seen to the end of those that wait.
-    let new = bench.microvm_with(0);
+    let new = bench.microvm_with(0, false);
     assert_eq!(traces(&bench), (BTreeSet::new(), Vec::new()));
     for pid in waiting {
         assert!(!fs::exists(format!("/proc/{pid}/exe")).unwrap_or(false));

@@ -79,6 +79,10 @@ settings! {
     /// of the two machines that were asked for last; 0: none [default: 2]
     #[arg(value_name = "COUNT")]
     microvm_waiting: usize = "SANDKEEP_MICROVM_WAITING",
+    /// Whether a machine is warmed up on the disk of each template that boxes of the isolation
+    /// level microvm are made from [default: true]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    microvm_warm: bool = "SANDKEEP_MICROVM_WARM",
     /// Domain under which boxes are reached as <port>-<id>.<domain>
     #[arg(value_name = "NAME")]
     domain: String = "SANDKEEP_DOMAIN",
@@ -181,6 +185,7 @@ pub struct Config {
     pub allow_unlimited_disk: bool,
     pub microvm_kernel: Option<PathBuf>,
     pub microvm_waiting: usize,
+    pub microvm_warm: bool,
     pub domain: Option<String>,
     pub max_connections: usize,
     pub log_level: Option<String>,
@@ -239,6 +244,7 @@ impl Config {
             allow_unlimited_disk: settings.allow_unlimited_disk.unwrap_or(false),
             microvm_kernel: settings.microvm_kernel,
             microvm_waiting: settings.microvm_waiting.unwrap_or(2),
+            microvm_warm: settings.microvm_warm.unwrap_or(true),
             domain: settings.domain,
             max_connections: settings.max_connections.unwrap_or(20_000),
             log_level: settings.log_level,

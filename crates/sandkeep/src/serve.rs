@@ -214,6 +214,7 @@ async fn open_keeper(
     let microvm = MicrovmWard::new(MicrovmWardConfig {
         kernel: config.microvm_kernel.clone(),
         waiting: config.microvm_waiting,
+        warm: config.microvm_warm,
         ..MicrovmWardConfig::new(
             state.path().join("ward-microvm"),
             // Beside the images of boxes, which share its blocks.

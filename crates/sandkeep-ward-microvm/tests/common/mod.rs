@@ -58,14 +58,15 @@ impl MicrovmBench {
     }
 
     pub fn microvm(&self) -> Arc<MicrovmWard> {
-        self.microvm_with(0)
+        self.microvm_with(0, false)
     }
 
-    /// The same with this many QEMUs that wait.
-    pub fn microvm_with(&self, waiting: usize) -> Arc<MicrovmWard> {
+    /// The same with this many QEMUs that wait, and with machines that are warmed up.
+    pub fn microvm_with(&self, waiting: usize, warm: bool) -> Arc<MicrovmWard> {
         let config = MicrovmWardConfig {
             kernel: std::env::var_os("SANDKEEP_TEST_MICROVM").map(PathBuf::from),
             waiting,
+            warm,
             ..MicrovmWardConfig::new(self.state_dir(), self.machines_dir(), self.lab.agent())
         };
         MicrovmWard::new(config).expect("the ward is made")
@@ -73,8 +74,8 @@ impl MicrovmBench {
 
     /// The template as a disk, made by the ward itself, once for all tests of a run.
     pub fn template(&self) -> PathBuf {
-        let image = self.beside("wardtest-image");
-        let lock = fs::File::create(self.beside("wardtest-image.lock")).expect("a lock file");
+        let image = self.beside("wardtest-image2");
+        let lock = fs::File::create(self.beside("wardtest-image2.lock")).expect("a lock file");
         lock.lock().expect("the lock");
         if !image.join("disk.json").exists() {
             let _half = btrfs("delete", &image);

@@ -1,0 +1,119 @@
+//! Machines that were warmed up on the disk of a template: their boxes are like others.
+
+mod common;
+
+use sandkeep_model::Limits;
+use sandkeep_ward::{
+    BoxSpec, LiveBox, Ward as _,
+    conformance::{Bench as _, MemoryBench as _, run},
+};
+use std::{
+    collections::HashSet,
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+/// A size that no other test has.
+const DISK_MIB: u64 = 523;
+
+fn spec(root: std::path::PathBuf) -> BoxSpec {
+    let spec = common::spec(root);
+    BoxSpec {
+        limits: Limits {
+            disk_mib: DISK_MIB,
+            ..spec.limits
+        },
+        ..spec
+    }
+}
+
+/// What the memory of a box is based on.
+fn base(live: &LiveBox) -> String {
+    live.record["base"].as_str().expect("a base").to_owned()
+}
+
+fn warmed(machines: &Path) -> usize {
+    let dirs = |dir: &Path| {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    dirs(machines)
+        .iter()
+        .flat_map(|generation| dirs(generation))
+        .filter(|dir| {
+            let name = dir.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("warm-")
+        })
+        .count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn boxes_of_a_machine_that_was_warmed_up_are_new_and_apart() {
+    let Some(bench) = common::bench() else {
+        return;
+    };
+    let ward = bench.microvm_with(1, true);
+    let before = warmed(&bench.machines_dir());
+    let first = ward.start(spec(bench.root())).await.expect("a box");
+    // What the first one does is not in what the next ones begin with.
+    let output = run(ward.as_ref(), &first.id, "echo first > /root/mine; sync").await;
+    assert!(output.success(), "{output:?}");
+    let end = Instant::now() + Duration::from_secs(120);
+    while warmed(&bench.machines_dir()) == before {
+        assert!(Instant::now() < end, "no machine was warmed up");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let mut seen = HashSet::new();
+    let mut boxes = Vec::new();
+    for _ in 0..2 {
+        let spec = spec(bench.root());
+        let (root, limits) = (spec.root.clone(), spec.limits);
+        let live = ward.start(spec).await.expect("a box");
+        assert_ne!(base(&live), base(&first), "it begins warm");
+        let look = "ls /root; cat /sys/fs/cgroup/box/pids.max; hostname; date +%s; \
+                    df -m --output=avail / | tail -1; head -c 16 /dev/urandom | base64; \
+                    echo own > /root/own; sync";
+        let output = run(ward.as_ref(), &live.id, look).await;
+        let lines: Vec<_> = output.stdout.lines().map(str::trim).collect();
+        let [pids, name, time, free, random] = lines[..] else {
+            panic!("{output:?}");
+        };
+        assert_eq!(pids, limits.pids.to_string());
+        assert_eq!(name, live.id.as_str());
+        let inside: i64 = time.parse().expect("a time");
+        let outside = sandkeep_model::Timestamp::now().millis() / 1000;
+        assert!((outside - inside).abs() < 60, "{inside} is not {outside}");
+        let free: u64 = free.parse().expect("a number");
+        assert!(
+            (DISK_MIB - 20..DISK_MIB + 512).contains(&free),
+            "{output:?}"
+        );
+        assert!(seen.insert(random.to_owned()), "it draws its own numbers");
+        boxes.push((live, root));
+    }
+    // A copy with memory of one of them.
+    let (second, root) = &boxes[1];
+    let output = run(ward.as_ref(), &second.id, "echo note > /run/note").await;
+    assert!(output.success(), "{output:?}");
+    ward.freeze(&second.id).await.expect("it is frozen");
+    let image = bench.directory();
+    ward.save(&second.id, &image).await.expect("it is written");
+    let copy = bench.copy_of(root);
+    ward.thaw(&second.id).await.expect("it goes on");
+    let fork = ward.restore(spec(copy), &image).await.expect("a copy");
+    let output = run(ward.as_ref(), &fork.id, "cat /run/note /root/own").await;
+    assert_eq!(output.stdout, "note\nown\n", "{output:?}");
+
+    // One that is started anew on the disk it had is not given a fresh one.
+    let (used, root) = &boxes[0];
+    ward.destroy(&used.id).await.expect("it is destroyed");
+    let again = ward.start(spec(root.clone())).await.expect("it starts");
+    let output = run(ward.as_ref(), &again.id, "cat /root/own; ls /run/note").await;
+    assert_eq!(output.stdout, "own\n", "{output:?}");
+    for live in [&first, second, &fork, &again] {
+        ward.destroy(&live.id).await.expect("it is destroyed");
+        assert_eq!(bench.traces(live), Vec::<String>::new());
+    }
+    ward.close().await;
+}
