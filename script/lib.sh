@@ -248,11 +248,10 @@ ensure_criu() {
     warn "CRIU of $MIN_CRIU or newer is missing: $hint"
     return 1
   }
-  ensure_packages "to build CRIU" libprotobuf-c-dev protobuf-c-compiler protobuf-compiler libprotobuf-dev \
-    libnl-3-dev libnl-route-3-dev libcap-dev libnet1-dev libbsd-dev uuid-dev pkg-config make gcc libc6-dev patch xz-utils
+  ensure_criu_tools
   if ! "$built" --version >/dev/null 2>&1; then
     say "==> building CRIU (writes the memory of boxes to disk; about 2 minutes, once)"
-    build_criu "$built" || warn "CRIU could not be built; its last words are in $REPO/.cache/criu/log"
+    build_criu "$built" ours || warn "CRIU could not be built; its last words are in $REPO/.cache/criu/log"
     give_back "$REPO/.cache"
   fi
   if [ -x "$built" ]; then
@@ -264,6 +263,21 @@ ensure_criu() {
   }
 }
 
+# The same without our patch, as a distribution would have it: for tests alone.
+ensure_plain_criu() {
+  local built=$REPO/.cache/criu/plain
+  "$built" --version >/dev/null 2>&1 && return 0
+  ensure_criu_tools
+  say "==> building CRIU without our patch, to test what happens with it (about 2 minutes, once)"
+  build_criu "$built" plain || die "CRIU could not be built; its last words are in $REPO/.cache/criu/log"
+}
+
+ensure_criu_tools() {
+  ensure_packages "to build CRIU" libprotobuf-c-dev protobuf-c-compiler protobuf-compiler libprotobuf-dev \
+    libnl-3-dev libnl-route-3-dev libcap-dev libnet1-dev libbsd-dev uuid-dev pkg-config make gcc libc6-dev patch xz-utils
+}
+
+# build_criu FILE ours|plain
 build_criu() {
   local dir status=0
   mkdir -p "$REPO/.cache/criu"
@@ -275,8 +289,10 @@ build_criu() {
     criu_source "$dir"
     tar --extract --strip-components=1 --one-top-level=source --file orig.tar
     cd source
-    patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
-    sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep1/' Makefile.versions
+    if [ "$2" = ours ]; then
+      patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
+      sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep1/' Makefile.versions
+    fi
     make -j"$(nproc)" criu NO_GNUTLS=1
     install --mode 755 criu/criu "$1"
   ) >"$REPO/.cache/criu/log" 2>&1 || status=1

@@ -1,6 +1,8 @@
 """Each row of docs/fork-correctness.md: what must be one machine's own is not shared by a copy."""
 
+import secrets
 import time
+from pathlib import Path
 
 import pytest
 from boxkit import Box
@@ -71,3 +73,69 @@ def test_the_wall_clock_is_right_after_a_pause(server, level):
         said = float(box.root("date +%s.%N").out)
         after = time.time()
         assert before - 1 <= said <= after + 1, (before, said, after)
+
+
+# Both ends of a connection over loopback; says how often it was asked.
+TALK = """
+import os, socket
+listener = socket.create_server(("127.0.0.1", 7070))
+here = socket.create_connection(("127.0.0.1", 7070))
+there, _ = listener.accept()
+os.mkfifo("/run/talk.in")
+os.mkfifo("/run/talk.out")
+count = 0
+while True:
+    open("/run/talk.in").read()
+    here.sendall(b"x")
+    count += len(there.recv(1))
+    open("/run/talk.out", "w").write(f"{count}\\n")
+"""
+SPEAK = "timeout 60 bash -c 'until [ -p /run/talk.out ]; do sleep 0.1; done; echo x > /run/talk.in; cat /run/talk.out'"
+
+
+def copies(server, box, count=2):
+    made = server.json("POST", box.path + "/fork", {"count": count}, timeout=300)
+    assert all("sandbox" in one for one in made["forks"]), made
+    return [Box.known(server, one["sandbox"]["id"]) for one in made["forks"]]
+
+
+@pytest.mark.parametrize("level", ["gvisor", "container"])
+def test_loopback_connections_live_on_in_each_fork_by_itself(server, level):
+    with Box(server, isolation=level, timeout_seconds=600) as box:
+        box.write("/root/talk.py", TALK.encode(), user="root")
+        assert box.root("nohup python3 /root/talk.py >/dev/null 2>&1 &").ok
+        assert box.root(SPEAK).out == "1\n"
+        forks = copies(server, box)
+        try:
+            for round in ("2\n", "3\n"):
+                assert [one.root(SPEAK).out for one in [box, *forks]] == [round] * 3
+        finally:
+            for fork in forks:
+                fork.kill()
+
+
+def test_user_ids_on_the_host_are_apart(server):
+    """The same user of a box is another one on the host in each copy, with memory too."""
+    marker = f"77{secrets.randbelow(10**8):08d}"
+    with Box(server, isolation="container", timeout_seconds=600) as box:
+        assert box.exec(f"nohup sleep {marker} >/dev/null 2>&1 &").ok
+        forks = copies(server, box)
+        try:
+            owners = [int(status["Uid"].split()[0]) for status in processes_of(marker)]
+            assert len(owners) == 3 and len(set(owners)) == 3, owners
+            assert len({uid // 65536 for uid in owners}) == 3 and min(owners) >= 65536, owners
+        finally:
+            for fork in forks:
+                fork.kill()
+
+
+def processes_of(word):
+    found = []
+    for proc in Path("/proc").iterdir():
+        try:
+            if proc.name.isdigit() and (proc / "cmdline").read_bytes() == f"sleep\0{word}\0".encode():
+                lines = (proc / "status").read_text().splitlines()
+                found.append(dict(line.split(":", 1) for line in lines if ":" in line))
+        except OSError:
+            continue
+    return found

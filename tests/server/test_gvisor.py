@@ -155,6 +155,41 @@ def moated(server, outside):
     server.start()
 
 
+def test_a_state_that_runsc_refuses_is_a_typed_error_that_names_the_path(server, gvisor):
+    """A deleted file that is still open on the disk can not be written. The box is not touched."""
+    held = gvisor.root(
+        "nohup sh -c 'exec 3> /root/deleted; rm /root/deleted; echo kept >&3; echo yes > /run/held; exec sleep 1000'"
+        " >/dev/null 2>&1 & until [ -s /run/held ]; do sleep 0.1; done; pgrep sleep"
+    ).out
+    for call, body in (("points", {"memory": True}), ("fork", {"count": 1})):
+        try:
+            answer = server.json("POST", f"{gvisor.path}/{call}", body, timeout=120)
+        except Refused as refused:
+            assert refused.status in (400, 409, 422, 501) and refused.error["code"], refused
+            assert "/root/deleted" in refused.error["message"], refused
+        else:
+            # A fork begins without memory then.
+            assert call == "fork", answer
+            for fork in answer["forks"]:
+                copy = Known(server, fork["sandbox"])
+                assert not copy.root("pgrep sleep").ok
+                copy.kill()
+        assert gvisor.info()["state"] == "running" and gvisor.root("pgrep sleep").out == held
+    point = server.json("POST", gvisor.path + "/points", {})
+    assert not point["memory"] and "/root/deleted" in point["why_disk_only"], point
+    server.json("DELETE", f"/v1/points/{point['id']}")
+    rest = server.json("POST", gvisor.path + "/pause", {}, timeout=120)["pause"]
+    assert rest["mode"] == "ram" and "/root/deleted" in rest["why"], rest
+    server.json("POST", gvisor.path + "/resume", {})
+    assert gvisor.root("pgrep sleep").out == held
+    assert gvisor.root(f"cat /proc/{held.split()[0]}/fd/3").out in ("kept\n", ""), "it is the same process"
+    # What is in the way can be put away.
+    assert gvisor.root("pkill sleep").ok
+    assert server.json("POST", gvisor.path + "/pause", {}, timeout=120)["pause"]["mode"] == "disk"
+    server.json("POST", gvisor.path + "/resume", {})
+    assert gvisor.root("echo up").out == "up\n"
+
+
 def test_the_moat_is_around_it(moated, outside):
     allow = {"allow": [f"good.sandkeep.test:{outside.web.port}"]}
     with Box(moated, isolation="gvisor", network=allow) as box:

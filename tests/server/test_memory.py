@@ -1,5 +1,6 @@
 """Boxes of the container level on disk with their memory, through the server."""
 
+import pytest
 from test_time import Known, pause, resume
 
 # Memory, a connection to itself and a shell on a terminal; answers by a pipe.
@@ -93,16 +94,58 @@ time.sleep(1000)
 """
 
 
-def test_what_can_not_go_to_disk_stays_in_ram_and_says_why(server, box):
+# Nothing is confined yet: only the ruleset is held.
+RULESET = r"""
+import ctypes, time
+ruleset = (ctypes.c_uint64 * 1)(1)
+assert ctypes.CDLL(None).syscall(444, ruleset, 8, 0) >= 0
+open("/run/held", "w").write("yes")
+time.sleep(1000)
+"""
+
+TRACED = r"""
+import ctypes, os, signal, time
+child = os.fork()
+if not child:
+    time.sleep(1000)
+call = ctypes.CDLL(None, use_errno=True).ptrace
+call.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+PTRACE_SEIZE = 0x4206
+assert call(PTRACE_SEIZE, child, None, None) == 0, ctypes.get_errno()
+open("/run/held", "w").write("yes")
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("program, words", [(QUEUE, "message queue"), (RULESET, "Landlock"), (TRACED, "traced")])
+def test_what_can_not_go_to_disk_stays_in_ram_and_says_why(server, box, program, words):
     begin(box)
-    box.write("/root/queue.py", QUEUE.encode(), user="root")
-    ran = box.root("nohup python3 /root/queue.py >/dev/null 2>&1 & until [ -s /run/held ]; do sleep 0.1; done")
+    box.write("/root/hold.py", program.encode(), user="root")
+    ran = box.root("nohup python3 /root/hold.py >/root/out 2>&1 & for n in $(seq 100); do [ -s /run/held ] && exit; sleep 0.1; done; cat /root/out; exit 1")
     assert ran.ok, ran
     view = pause(box)
     assert view["pause"]["mode"] == "ram"
-    assert "message queue" in view["pause"]["why"], view
+    assert words in view["pause"]["why"], view
     resume(box)
     assert ask(box)[0] == 1
     point = server.json("POST", box.path + "/points", {})
-    assert "message queue" in point["why_disk_only"], point
+    assert words in point["why_disk_only"], point
     server.json("DELETE", f"/v1/points/{point['id']}")
+    # With what was in the way gone it goes.
+    assert box.root("kill -9 $(pgrep -f '^python3 /root/hold.py'); until ! pgrep -f '^python3 /root/hold.py'; do sleep 0.1; done").ok
+    assert box.root(["python3", "-c", "import ctypes; ctypes.CDLL(None).mq_unlink(b'/held')"]).ok
+    assert pause(box)["pause"]["mode"] == "disk"
+    resume(box)
+    assert ask(box)[0] == 2
+
+
+def test_what_criu_could_not_write_is_not_to_be_had_in_a_box(box):
+    """io_uring, and namespaces of one's own: refused by the box, so no pause fails over them."""
+    ask_for = "import ctypes; libc = ctypes.CDLL(None, use_errno=True); print(libc.syscall({}), ctypes.get_errno())"
+    said = box.root(["python3", "-c", ask_for.format("425, 8, (ctypes.c_uint8 * 120)()")]).out
+    assert said.startswith("-1 "), said
+    for kind in ("--user", "--pid --fork", "--time", "--cgroup", "--user --map-root-user --mount"):
+        assert not box.root(f"unshare {kind} true").ok, kind
+        assert not box.exec(f"unshare {kind} true").ok, kind
+    assert pause(box)["pause"]["mode"] == "disk"
+    resume(box)

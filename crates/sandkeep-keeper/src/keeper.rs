@@ -395,5 +395,6 @@ pub(crate) fn template(found: TemplateInfo) -> Template {
         size_bytes: found.size_bytes,
         origin: found.origin,
         built: found.built,
+        public: found.public,
     }
 }

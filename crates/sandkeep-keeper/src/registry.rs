@@ -18,7 +18,7 @@ use crate::{
     network::Reach,
     samples::Trail,
     sync::{lock, read, write},
-    time::{Activity, Auto},
+    time::{Activity, Auto, FailedWakes},
 };
 
 /// One box that is not gone.
@@ -31,6 +31,7 @@ pub struct Entry {
     pub activity: Arc<Activity>,
     /// Points that are made by themselves.
     pub auto: Auto,
+    pub failed_wakes: FailedWakes,
     pub trail: Mutex<Trail>,
     pub reach: Reach,
     face: RwLock<Face>,
@@ -67,6 +68,7 @@ impl Entry {
             turn: tokio::sync::Mutex::default(),
             activity: Arc::default(),
             auto: Auto::default(),
+            failed_wakes: FailedWakes::default(),
             trail: Mutex::default(),
             reach: Reach::new(egress),
             face: RwLock::new(Face {

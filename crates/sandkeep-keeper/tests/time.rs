@@ -324,6 +324,45 @@ async fn many_who_want_a_sleeping_box_wake_it_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_wake_up_that_failed_was_tried_again_for_everybody_who_waited() {
+    let world = World::new().await;
+    let keeper = world.keeper().await;
+    let made = keeper.create(wakes_by_itself()).await.unwrap();
+    keeper.pause(&made.id, PauseWish::Files).await.unwrap();
+    let starts = world.ward.starts.load(Ordering::SeqCst);
+    world.ward.gate.forget_permits(usize::MAX >> 4);
+    world.ward.faults.start.store(20, Ordering::SeqCst);
+    let visits: Vec<_> = (0..20)
+        .map(|nth| {
+            let (keeper, id) = (keeper.clone(), made.id.clone());
+            tokio::spawn(async move {
+                match nth % 2 {
+                    0 => keeper.awake(&id).await.unwrap_err(),
+                    _ => keeper.resume(&id, None, true).await.unwrap_err(),
+                }
+            })
+        })
+        .collect();
+    while world.ward.starts.load(Ordering::SeqCst) == starts {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // All of them are there by now; the one who tries is held up.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    world.ward.gate.add_permits(100);
+    for visit in visits {
+        let error = visit.await.unwrap();
+        assert!(error.message.contains("told to fail"), "{error}");
+    }
+    assert_eq!(world.ward.starts.load(Ordering::SeqCst), starts + 1);
+    assert_eq!(keeper.get(&made.id).await.unwrap().state, State::Paused);
+
+    // Whoever comes later is not answered with what was.
+    world.ward.faults.start.store(0, Ordering::SeqCst);
+    keeper.awake(&made.id).await.unwrap();
+    well(&keeper, &made.id).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_box_may_pause_at_its_timeout() {
     let world = World::new().await;
     let keeper = world.keeper().await;

@@ -86,4 +86,6 @@ pub struct Template {
     pub origin: String,
     /// Set when it was built from a recipe.
     pub built: Option<Built>,
+    /// A mark of clients of E2B; it opens and closes nothing.
+    pub public: bool,
 }

@@ -22,6 +22,9 @@ const ROOT: &str = "root";
 const MANIFEST: &str = "template.json";
 /// What a build said, line by line, beside the manifest.
 const LOG: &str = "build.log";
+/// An empty file: the mark of a public one. Beside the manifest, so that to mark a template
+/// can not meet a build that replaces it halfway.
+const PUBLIC: &str = "public";
 /// Ours hold an environment at most; whatever is larger was not written by us.
 const MAX_MANIFEST: u64 = 8 << 20;
 /// What is read of a log.
@@ -38,6 +41,8 @@ pub struct TemplateInfo {
     pub created_at: Timestamp,
     /// Set when it was built from a recipe.
     pub built: Option<Built>,
+    /// A mark of clients of E2B.
+    pub public: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -88,7 +93,28 @@ fn read(dir: &Path, name: &TemplateName) -> Result<Option<TemplateInfo>> {
         origin: manifest.origin,
         created_at: manifest.created_at,
         built: manifest.built,
+        public: dir.join(PUBLIC).exists(),
     }))
+}
+
+pub fn mark(vault: &Inner, name: &TemplateName, public: bool) -> Result<()> {
+    let dir = vault.layout.templates.join(name.as_str());
+    let path = dir.join(PUBLIC);
+    let done = if public {
+        File::create(&path).map(drop)
+    } else {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && dir.exists() => Ok(()),
+            other => other,
+        }
+    };
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(not_found(name)),
+        other => other.doing_to("marking", &path)?,
+    }
+    File::open(&dir)
+        .and_then(|dir| dir.sync_all())
+        .doing_to("syncing", &dir)
 }
 
 /// What its build said; empty when there is nothing.
@@ -233,8 +259,11 @@ impl<'a> Draft<'a> {
         if self.vault.pool.kind != PoolKind::PlainDirectory {
             btrfs::set_read_only(&root, true).doing_to("making read-only", &root)?;
         }
-        self.vault.sync()?;
         let target = self.vault.layout.templates.join(name.as_str());
+        if replace && target.join(PUBLIC).exists() {
+            write_durably(&self.staged.path.join(PUBLIC), b"")?;
+        }
+        self.vault.sync()?;
         if replace {
             self.staged.commit_over(&target)?;
         } else if !self.staged.commit(&target)? {

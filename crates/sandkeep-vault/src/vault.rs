@@ -156,6 +156,13 @@ impl Vault {
         self.run(template::list).await
     }
 
+    /// Marks a template as public, or not. The mark stays when it is built anew.
+    pub async fn mark_template(&self, name: &TemplateName, public: bool) -> Result<()> {
+        let name = name.clone();
+        self.run(move |vault| template::mark(vault, &name, public))
+            .await
+    }
+
     pub async fn template(&self, name: &TemplateName) -> Result<Option<TemplateInfo>> {
         let name = name.clone();
         self.run(move |vault| template::find(vault, &name)).await

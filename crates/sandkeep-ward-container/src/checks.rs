@@ -45,7 +45,8 @@ pub async fn memory(given: Option<&Path>) -> Check {
         Ok(criu) => Check::warning(
             NAME,
             format!(
-                "CRIU {} at {} can not keep TCP connections: boxes that have some stay in memory",
+                "CRIU {} at {} is not built for boxes: those with open TCP connections, and those \
+                 that were on disk before, stay in memory when they are paused",
                 criu.version,
                 program.display()
             ),

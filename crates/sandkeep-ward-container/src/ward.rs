@@ -338,6 +338,8 @@ impl Ward for ContainerWard {
     async fn thaw(&self, id: &SandboxId) -> Result<()> {
         let live = self.inner.must_hold(id)?;
         blocking(move || {
+            // A server that died while it pushed memory out has left the way open.
+            live.record.cgroups.keep_out_of_swap()?;
             live.record.cgroups.thaw();
             Ok(())
         })

@@ -5,7 +5,7 @@ import secrets
 import e2b
 import pytest
 from e2b import BuildException, wait_for_port, wait_for_timeout
-from flavour import Proxy, wait_for
+from flavour import IS_OLD, Proxy, wait_for
 
 SERVE = """
 import http.server, uuid
@@ -114,3 +114,61 @@ def test_tags_are_names_of_builds(templates, make, name, sdk):
     templates.remove_tags(name, "stable")
     with pytest.raises(e2b.SandboxException, match="tag 'stable' does not exist"):
         make(template=f"{name}:stable")
+
+
+def test_what_the_generated_client_can_parse(templates, name):
+    """The SDK's classes do not call these, but tools made with the client in it do; it fails on
+    every field that lacks."""
+    from e2b.api.client.api.tags import get_templates_template_id_tags
+    from e2b.api.client.api.templates import (
+        get_templates,
+        get_templates_template_id,
+        get_templates_template_id_builds_build_id_logs,
+        get_v2_templates,
+        patch_templates_template_id,
+        patch_v_2_templates_template_id,
+    )
+    from e2b.api.client.models import TemplateUpdateRequest
+    from e2b.api.client_sync import get_api_client
+    from e2b.connection_config import ConnectionConfig
+
+    client = get_api_client(ConnectionConfig())
+    built = templates.build(templates().from_template("base").run_cmd("echo some words"), name)
+    for call in (get_templates, get_v2_templates):
+        listed = call.sync_detailed(client=client).parsed
+        assert {"base", name} <= {one.template_id for one in listed}
+    whole = get_templates_template_id.sync_detailed(name, client=client).parsed
+    assert str(whole.builds[0].build_id) == built.build_id
+    logs = get_templates_template_id_builds_build_id_logs.sync_detailed(name, built.build_id, client=client).parsed
+    assert any("some words" in line.message for line in logs.logs)
+    for call in (patch_templates_template_id, patch_v_2_templates_template_id):
+        answer = call.sync_detailed(name, client=client, body=TemplateUpdateRequest(public=True))
+        assert answer.status_code == 200
+    assert answer.parsed.names == [name]
+    assert get_templates_template_id.sync_detailed(name, client=client).parsed.public is True
+    assert get_templates_template_id_tags.sync_detailed(name, client=client).parsed[0].tag == "default"
+    if IS_OLD:
+        from e2b.api.client.api.templates import post_templates, post_v2_templates
+        from e2b.api.client.models import TemplateBuildRequest, TemplateBuildRequestV2
+
+        asked = post_v2_templates.sync_detailed(client=client, body=TemplateBuildRequestV2(alias=name, memory_mb=512))
+        assert asked.parsed.template_id == name and asked.parsed.memory_mb == 512
+        body = TemplateBuildRequest(alias=name, dockerfile="FROM e2bdev/base")
+        asked = post_templates.sync_detailed(client=client, body=body)
+        assert asked.status_code == 202 and asked.parsed.aliases == [name]
+    else:
+        from e2b.api.client.api.tags import (
+            get_templates_template_id_tags_count,
+            get_templates_template_id_tags_exists,
+            get_templates_template_id_tags_groups,
+            get_templates_template_id_tags_tag_assignments,
+        )
+        from e2b.api.client.api.templates import get_default_templates
+
+        assert [one.template_id for one in get_default_templates.sync_detailed(client=client).parsed] == ["base"]
+        assert get_templates_template_id_tags_count.sync_detailed(name, client=client).parsed.total == 1
+        assert get_templates_template_id_tags_exists.sync_detailed(name, client=client, tag="default").parsed.exists
+        groups = get_templates_template_id_tags_groups.sync_detailed(name, client=client).parsed
+        assert str(groups.tags[0].assignments[0].build_id) == built.build_id
+        one = get_templates_template_id_tags_tag_assignments.sync_detailed(name, "default", client=client).parsed
+        assert len(one.data) == 1

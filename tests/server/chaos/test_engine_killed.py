@@ -1,9 +1,10 @@
 """What writes and reads memory is killed in the middle: `runsc` and its sandbox, gofer and
-checkpoint, `criu` where it is the engine. What was answered stays, and what was not is old or new.
+checkpoint, `criu` and whoever started it. What was answered stays, and what was not is old or new.
 
 `SANDKEEP_STORM=50` kills fifty times in each operation.
 """
 
+import collections
 import contextlib
 import os
 import random
@@ -23,6 +24,8 @@ from tiny import ASK, COUNTER, TinyServer, memory_levels, tiny_state
 ROUNDS = int(os.environ.get("SANDKEEP_STORM", "1"))
 ENGINES = {"gvisor": ("runsc", "exe"), "container": ("criu",)}
 OPERATIONS = ("pause", "snapshot", "resume", "fork", "rollback")
+# Who was really hit.
+HITS = collections.Counter()
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,21 @@ def tiny():
     shutil.rmtree(server.state, ignore_errors=True)
 
 
+def parent(pid):
+    # The name may hold spaces and brackets.
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def works_for(server, pid):
+    """Whether it was started by this server: `criu` says nothing of where it works."""
+    with contextlib.suppress(OSError):
+        while pid > 1:
+            if pid == server.pid:
+                return True
+            pid = parent(pid)
+    return False
+
+
 def engine_processes(server, level):
     """Processes of the engine that work for this server and no other."""
     found = []
@@ -40,9 +58,11 @@ def engine_processes(server, level):
         if not proc.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            words = (proc / "cmdline").read_bytes().decode(errors="replace")
             name = (proc / "comm").read_text().strip()
-            if str(server.state) in words and any(name.startswith(engine) for engine in ENGINES[level]):
+            if not any(name.startswith(engine) for engine in ENGINES[level]):
+                continue
+            words = (proc / "cmdline").read_bytes().decode(errors="replace")
+            if str(server.state) in words or works_for(server, int(proc.name)):
                 found.append(int(proc.name))
     return found
 
@@ -57,15 +77,17 @@ def ended(box):
 def strike(server, level, dice, before, stop):
     """Kills one process of the engine at a random moment; those of the operation first, if it
     has any of its own."""
-    time.sleep(dice.uniform(0, 0.4))
+    if before:
+        time.sleep(dice.uniform(0, 0.4))
     while not stop.is_set():
         there = engine_processes(server, level)
         fresh = [pid for pid in there if pid not in before]
         if fresh or (there and dice.random() < 0.3):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(dice.choice(fresh or there), signal.SIGKILL)
+                HITS[level] += 1
             return
-        time.sleep(0.005)
+        time.sleep(0.005 if before else dice.uniform(0, 0.05))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -137,3 +159,57 @@ def settled(box):
             return state if box.root("echo up").out == "up\n" else None
         return None
     return state if state == "paused" else None
+
+
+def test_engines_of_all_levels_were_really_hit(tiny):
+    """Comes last: a search that finds nobody to kill would let all of the above pass."""
+    assert set(HITS) == set(memory_levels(tiny)), HITS
+
+
+def restorers(server):
+    """Who waits for a `criu restore` of this server, with the cgroup both are in."""
+    for pid in engine_processes(server, "container"):
+        with contextlib.suppress(OSError):
+            if b"restore" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                paths = [line.split(":", 2)[2] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+                return parent(pid), next(path for path in paths if "/sandkeep." in path)
+    return None
+
+
+def in_cgroup(path):
+    found = []
+    for proc in Path("/proc").iterdir():
+        if proc.name.isdigit():
+            with contextlib.suppress(OSError):
+                if any(line.endswith(":" + path) for line in (proc / "cgroup").read_text().splitlines()):
+                    found.append(int(proc.name))
+    return found
+
+
+def test_half_a_box_stayed_when_the_one_who_restored_it_was_killed(tiny):
+    with Box(tiny, isolation="container", timeout_seconds=1800) as box:
+        assert box.root(COUNTER).ok and box.root(ASK).out == "1\n"
+        for count in range(2, 4):
+            assert tiny.json("POST", box.path + "/pause", {})["pause"]["mode"] == "disk"
+            hit, over = [], threading.Event()
+
+            def strike(hit=hit, over=over):
+                while not over.is_set():
+                    if found := restorers(tiny):
+                        os.kill(found[0], signal.SIGKILL)
+                        hit.append(found[1])
+                        return
+
+            killer = threading.Thread(target=strike)
+            killer.start()
+            # It is tried again by another; the box may be up after all.
+            with contextlib.suppress(Refused):
+                tiny.json("POST", box.path + "/resume", {"timeout_seconds": 1800}, timeout=120)
+            over.set()
+            killer.join()
+            (path,) = hit
+            wait_for(lambda: not in_cgroup(path), "nothing of the first try is left", 15)
+            wait_for(lambda: not list(Path("/sys/fs/cgroup").glob(f"*{path}")), "nor its cgroups", 15)
+            if box.info()["state"] == "paused":
+                tiny.json("POST", box.path + "/resume", {"timeout_seconds": 1800}, timeout=120)
+            assert box.root(ASK).out == f"{count}\n"

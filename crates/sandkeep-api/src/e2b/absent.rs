@@ -11,12 +11,6 @@ pub(super) fn not_yet(what: &str) -> Error {
     )
 }
 
-pub(crate) async fn builds() -> E2bError {
-    not_yet("this call about templates")
-        .hint("build with POST /v3/templates, as current SDKs do, or POST /v1/templates/{name}/builds")
-        .into()
-}
-
 pub(crate) async fn volumes() -> E2bError {
     not_yet("using volumes").into()
 }

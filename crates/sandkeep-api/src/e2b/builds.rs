@@ -12,7 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
-use sandkeep_keeper::{BuildLine, BuildStatus, BuildView, BuildWish, EgressWish};
+use sandkeep_keeper::{BuildWish, EgressWish};
 use sandkeep_model::{
     BuildId, Code, Error, IsolationWish, LONGEST_READY, LimitsWish, Ready, ReadyCheck, Recipe,
     Result, Step, TemplateName, build_not_found, check_files_key, random_token,
@@ -21,11 +21,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::types::TemplateRef;
+use super::{dockerfile::Dockerfile, templates::TemplateBody, types::TemplateRef};
 use crate::{
     error::E2bError,
     extract::{E2bJson, path_part},
-    query::{E2bQuery, shown},
+    query::shown,
     state::Shared,
     v1::take_files,
 };
@@ -34,11 +34,9 @@ use crate::{
 const MOST_WAITING: usize = 256;
 /// How long an announced upload may take to begin.
 const UPLOAD_TIME: Duration = Duration::from_secs(3600);
-/// Lines in one answer about a build.
-const LINES: usize = 100;
 /// The image of whoever names none; ours is the template the server comes with.
 const DEFAULT_IMAGE: &str = "e2bdev/base";
-const BASE: &str = "base";
+pub(super) const BASE: &str = "base";
 
 /// What the SDKs tell in one call and mean in the next.
 #[derive(Debug, Default)]
@@ -56,6 +54,8 @@ struct Draft {
     template: TemplateName,
     names: Vec<TemplateName>,
     limits: LimitsWish,
+    /// What is built, where the first call says it.
+    said: Option<StartBuild>,
 }
 
 #[derive(Debug)]
@@ -75,6 +75,10 @@ impl Waiting {
         let drafts = &mut self.lock().drafts;
         drafts.truncate(MOST_WAITING - 1);
         drafts.push_front(draft);
+    }
+
+    pub(super) fn holds(&self, build: &BuildId) -> bool {
+        self.draft(build).is_some()
     }
 
     fn draft(&self, build: &BuildId) -> Option<Draft> {
@@ -114,10 +118,29 @@ pub(crate) struct NewTemplate {
     name: Option<String>,
     alias: Option<String>,
     tags: Option<Vec<String>>,
+    #[serde(flatten)]
+    size: Size,
+}
+
+/// What its boxes get that ask for nothing.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Size {
     cpu_count: Option<u32>,
     #[serde(rename = "memoryMB")]
     memory_mb: Option<u64>,
     min_free_disk_mb: Option<u64>,
+}
+
+impl From<Size> for LimitsWish {
+    fn from(size: Size) -> Self {
+        Self {
+            cpu_millis: size.cpu_count.map(|cores| cores.saturating_mul(1000)),
+            memory_mib: size.memory_mb,
+            disk_mib: size.min_free_disk_mb,
+            ..Self::default()
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -153,25 +176,116 @@ pub(crate) async fn request(
         .map(|tag| TemplateRef::parse(&format!("{}:{tag}", named.name))?.local())
         .collect::<Result<_>>()
         .map_err(|error| error.field("tags"))?;
+    let before = state.keeper.template(&named.name).await?;
     let draft = Draft {
         build: BuildId::random(),
         template: named.name.clone(),
         names,
-        limits: LimitsWish {
-            cpu_millis: request.cpu_count.map(|cores| cores.saturating_mul(1000)),
-            memory_mib: request.memory_mb,
-            disk_mib: request.min_free_disk_mb,
-            ..LimitsWish::default()
-        },
+        limits: request.size.into(),
+        said: None,
     };
     let answer = Requested {
         template_id: named.name.clone(),
         build_id: draft.build.clone(),
-        public: false,
+        public: before.is_some_and(|template| template.public),
         names: vec![named.name.clone()],
         tags,
         aliases: vec![named.name],
     };
+    state.waiting.add(draft);
+    Ok((StatusCode::ACCEPTED, Json(answer)))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NewTemplateV2 {
+    alias: String,
+    #[serde(flatten)]
+    size: Size,
+}
+
+/// As SDKs up to 2.5 announce a build; they go on as later ones do.
+pub(crate) async fn request_v2(
+    State(state): State<Shared>,
+    E2bJson(request): E2bJson<NewTemplateV2>,
+) -> Result<(StatusCode, Json<TemplateBody>), E2bError> {
+    let named = TemplateRef::parse(&request.alias).map_err(|error| error.field("alias"))?;
+    announce(&state, named, request.size.into(), None).await
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NewTemplateV1 {
+    alias: Option<String>,
+    dockerfile: String,
+    start_cmd: Option<String>,
+    ready_cmd: Option<String>,
+    #[serde(flatten)]
+    size: Size,
+}
+
+/// As the first clients do it, with all that is to be built in a Dockerfile.
+pub(crate) async fn request_v1(
+    State(state): State<Shared>,
+    E2bJson(request): E2bJson<NewTemplateV1>,
+) -> Result<(StatusCode, Json<TemplateBody>), E2bError> {
+    let named = match &request.alias {
+        Some(alias) => TemplateRef::parse(alias).map_err(|error| error.field("alias"))?,
+        None => TemplateRef::parse(&random_token(20))?,
+    };
+    from_dockerfile(&state, named, request).await
+}
+
+/// The same for a template that has its name.
+pub(crate) async fn rebuild_v1(
+    State(state): State<Shared>,
+    mut parts: Parts,
+    E2bJson(request): E2bJson<NewTemplateV1>,
+) -> Result<(StatusCode, Json<TemplateBody>), E2bError> {
+    let text = path_part(&mut parts, &state, "id").await?;
+    let named = TemplateRef::parse(&text)?;
+    named.clone().existing(&state).await?;
+    from_dockerfile(&state, named, request).await
+}
+
+async fn from_dockerfile(
+    state: &Shared,
+    named: TemplateRef,
+    request: NewTemplateV1,
+) -> Result<(StatusCode, Json<TemplateBody>), E2bError> {
+    let parsed = Dockerfile::parse(&request.dockerfile)?;
+    // Told now rather than when the build is begun.
+    local_image(state, &parsed.image, false)
+        .await
+        .map_err(|error| error.field("dockerfile"))?;
+    let said = StartBuild {
+        from_image: Some(parsed.image),
+        from_template: None,
+        from_image_registry: None,
+        force: false,
+        steps: parsed.steps,
+        start_cmd: request.start_cmd,
+        ready_cmd: request.ready_cmd,
+    };
+    announce(state, named, request.size.into(), Some(said)).await
+}
+
+async fn announce(
+    state: &Shared,
+    named: TemplateRef,
+    limits: LimitsWish,
+    said: Option<StartBuild>,
+) -> Result<(StatusCode, Json<TemplateBody>), E2bError> {
+    let draft = Draft {
+        build: BuildId::random(),
+        template: named.name.clone(),
+        names: vec![named.clone().local()?],
+        limits,
+        said,
+    };
+    let before = state.keeper.template(&named.name).await?;
+    let limits = state.keeper.limits_for(&draft.limits)?;
+    let answer = TemplateBody::announced(&named.name, &draft.build, before, &limits);
     state.waiting.add(draft);
     Ok((StatusCode::ACCEPTED, Json(answer)))
 }
@@ -235,7 +349,7 @@ fn empty(status: StatusCode) -> Response {
     (status, length).into_response()
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StartBuild {
     from_image: Option<String>,
@@ -249,7 +363,7 @@ pub(crate) struct StartBuild {
     ready_cmd: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StepBody {
     #[serde(rename = "type")]
@@ -262,6 +376,15 @@ pub(crate) struct StepBody {
 }
 
 impl StepBody {
+    pub(super) fn new(kind: &str, args: Vec<String>) -> Self {
+        Self {
+            kind: kind.to_owned(),
+            args,
+            force: None,
+            files_hash: None,
+        }
+    }
+
     fn step(&self) -> Result<Step> {
         let arg = |at: usize| self.args.get(at).cloned();
         let given = |at: usize| arg(at).filter(|text| !text.is_empty());
@@ -310,19 +433,39 @@ pub(crate) async fn start(
     mut parts: Parts,
     E2bJson(body): E2bJson<StartBuild>,
 ) -> Result<Response, E2bError> {
-    let (template, build) = named(&state, &mut parts).await?;
-    let draft = state
-        .waiting
-        .draft(&build)
+    let draft = announced(&state, &mut parts).await?;
+    begin(&state, draft, body).await
+}
+
+/// Begins a build whose announcement said everything.
+pub(crate) async fn start_v1(
+    State(state): State<Shared>,
+    mut parts: Parts,
+) -> Result<Response, E2bError> {
+    let mut draft = announced(&state, &mut parts).await?;
+    let said = draft.said.take().ok_or_else(|| {
+        Error::conflict("what this build consists of was not said yet")
+            .hint("send it with POST /v2/templates/{templateID}/builds/{buildID}")
+    })?;
+    begin(&state, draft, said).await
+}
+
+async fn announced(state: &Shared, parts: &mut Parts) -> Result<Draft> {
+    let (template, build) = named(state, parts).await?;
+    let draft = state.waiting.draft(&build);
+    draft
         .filter(|draft| draft.template == template)
-        .ok_or_else(|| build_not_found(&build))?;
-    let wish = wish(&state, body, &draft).await?;
-    state.keeper.build_template(&template, wish)?;
-    state.waiting.done(&build);
+        .ok_or_else(|| build_not_found(&build))
+}
+
+async fn begin(state: &Shared, draft: Draft, body: StartBuild) -> Result<Response, E2bError> {
+    let wish = wish(state, body, &draft).await?;
+    state.keeper.build_template(&draft.template, wish)?;
+    state.waiting.done(&draft.build);
     Ok(empty(StatusCode::ACCEPTED))
 }
 
-async fn named(state: &Shared, parts: &mut Parts) -> Result<(TemplateName, BuildId)> {
+pub(super) async fn named(state: &Shared, parts: &mut Parts) -> Result<(TemplateName, BuildId)> {
     let template = path_part(parts, state, "id").await?;
     let template = TemplateRef::parse(&template)?.name;
     let build = path_part(parts, state, "build").await?.parse()?;
@@ -415,98 +558,6 @@ async fn local_image(state: &Shared, image: &str, with_login: bool) -> Result<Te
             "build on a template with fromTemplate (e.g. \"base\"), or export the image and import it: `sandkeep template import {wanted} ROOT.tar`"
         ))
     })
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct StatusBody {
-    #[serde(rename = "templateID")]
-    template_id: TemplateName,
-    #[serde(rename = "buildID")]
-    build_id: BuildId,
-    status: &'static str,
-    logs: Vec<String>,
-    log_entries: Vec<LogBody>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<Reason>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct LogBody {
-    timestamp: sandkeep_model::Timestamp,
-    level: sandkeep_keeper::LineLevel,
-    message: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    step: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Reason {
-    message: String,
-    step: String,
-}
-
-impl From<BuildLine> for LogBody {
-    fn from(line: BuildLine) -> Self {
-        Self {
-            timestamp: line.at,
-            level: line.level,
-            message: line.message,
-            step: line.step,
-        }
-    }
-}
-
-/// How a build stands, with the next lines of its log.
-pub(crate) async fn status(
-    State(state): State<Shared>,
-    E2bQuery(mut query): E2bQuery,
-    mut parts: Parts,
-) -> Result<Json<StatusBody>, E2bError> {
-    let after = query.parsed::<usize>("logsOffset")?.unwrap_or(0);
-    let most = query.parsed::<usize>("limit")?.unwrap_or(LINES).min(LINES);
-    let (template, id) = named(&state, &mut parts).await?;
-    let mut body = StatusBody {
-        template_id: template.clone(),
-        build_id: id.clone(),
-        status: "waiting",
-        logs: Vec::new(),
-        log_entries: Vec::new(),
-        reason: None,
-    };
-    // Lines after the state: once it is over there come no more.
-    match state.keeper.template_build(&id) {
-        Ok(build) if build.template == template => {
-            (body.status, body.reason) = standing(build);
-            let lines = state.keeper.build_lines(&id, after, most)?;
-            body.log_entries = lines.into_iter().map(LogBody::from).collect();
-            return Ok(Json(body));
-        }
-        _ if state.waiting.draft(&id).is_some() => return Ok(Json(body)),
-        _ => {}
-    }
-    // One of an earlier run, whose template is there.
-    let templates = state.keeper.templates().await?;
-    let made = |built: &sandkeep_model::Built| built.build == id;
-    if templates.iter().any(|t| t.built.as_ref().is_some_and(made)) {
-        body.status = "ready";
-        return Ok(Json(body));
-    }
-    Err(build_not_found(&id).into())
-}
-
-fn standing(build: BuildView) -> (&'static str, Option<Reason>) {
-    let status = match build.status {
-        BuildStatus::Waiting => "waiting",
-        BuildStatus::Building => "building",
-        BuildStatus::Ready => "ready",
-        BuildStatus::Failed | BuildStatus::Cancelled => "error",
-    };
-    let reason = build.fault.map(|fault| Reason {
-        message: fault.error.to_string(),
-        step: fault.step,
-    });
-    (status, reason)
 }
 
 #[cfg(test)]

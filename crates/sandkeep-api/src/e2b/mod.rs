@@ -1,8 +1,11 @@
 //! The control plane the E2B SDKs speak, both generations.
 
 mod absent;
+mod build_status;
 mod builds;
+mod dockerfile;
 mod iam;
+mod lines;
 mod list;
 mod network;
 mod observe;
@@ -41,21 +44,41 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/sandboxes/{id}/metrics", get(observe::metrics))
         .route("/sandboxes/{id}/logs", get(observe::logs_v1))
         .route("/v2/sandboxes/{id}/logs", get(observe::logs_v2))
-        .route("/templates", get(templates::list).post(absent::builds))
-        .route("/v2/templates", get(templates::list).post(absent::builds))
+        .route("/templates", get(templates::list).post(builds::request_v1))
+        .route(
+            "/v2/templates",
+            get(templates::list_v2).post(builds::request_v2),
+        )
         .route("/v3/templates", post(builds::request))
         .route(
             "/templates/{id}",
             get(templates::get)
-                .post(absent::builds)
-                .patch(absent::builds)
+                .post(builds::rebuild_v1)
+                .patch(templates::change)
                 .delete(templates::delete),
         )
         .route("/templates/{id}/files/{hash}", get(builds::files))
         .route("/v2/templates/{id}/builds/{build}", post(builds::start))
-        .route("/templates/{id}/builds/{build}/status", get(builds::status))
+        .route("/templates/{id}/builds/{build}", post(builds::start_v1))
+        .route(
+            "/templates/{id}/builds/{build}/status",
+            get(build_status::status),
+        )
+        .route(
+            "/templates/{id}/builds/{build}/logs",
+            get(build_status::logs),
+        )
+        .route("/v2/templates/{id}", patch(templates::change))
+        .route("/default-templates", get(templates::defaults))
         .route("/templates/tags", post(tags::assign).delete(tags::remove))
         .route("/templates/{id}/tags", get(tags::list))
+        .route("/templates/{id}/tags/count", get(tags::count))
+        .route("/templates/{id}/tags/exists", get(tags::exists))
+        .route("/templates/{id}/tags/groups", get(tags::groups))
+        .route(
+            "/templates/{id}/tags/{tag}/assignments",
+            get(tags::assignments),
+        )
         .route("/templates/aliases/{name}", get(templates::alias))
         .route("/secrets", get(secrets::list).post(secrets::create))
         .route(
@@ -80,10 +103,6 @@ pub(crate) fn streaming() -> Router<Shared> {
 /// Known calls whose rooms are not built yet; each says so in words.
 fn not_yet() -> Router<Shared> {
     Router::new()
-        .route("/default-templates", get(absent::builds))
-        .route("/v2/templates/{id}", patch(absent::builds))
-        .route("/templates/{id}/builds/{build}", post(absent::builds))
-        .route("/templates/{id}/builds/{build}/logs", get(absent::builds))
         .route("/volumes", get(absent::volumes).post(absent::volumes))
         .route(
             "/volumes/{id}",

@@ -7,12 +7,15 @@ use sandkeep_agent_api::host::{LogEntry, LogLevel};
 use sandkeep_model::{Code, Error, Result, SandboxId, Timestamp};
 use serde::Serialize;
 
-use super::types::MetricBody;
+use super::{
+    lines::{LogLine, Loudness, Wanted},
+    types::MetricBody,
+};
 use crate::{
     agent,
     error::E2bError,
     extract::E2bId,
-    query::{E2bQuery, Query, shown},
+    query::{E2bQuery, Query},
     state::Shared,
 };
 
@@ -112,54 +115,27 @@ impl From<LogEntry> for Entry {
     }
 }
 
-/// Which lines are wanted.
-#[derive(Debug, Default)]
-struct Wanted {
-    /// Milliseconds: not before in reading order.
-    cursor: Option<i64>,
-    limit: Option<usize>,
-    backward: bool,
-    level: Option<LogLevel>,
-    search: Option<String>,
-}
+impl LogLine for LogEntry {
+    fn at(&self) -> i64 {
+        self.timestamp_ms
+    }
 
-impl Wanted {
-    fn pick(&self, entries: Vec<LogEntry>) -> Vec<Entry> {
-        let matches = |entry: &LogEntry| {
-            let at = entry.timestamp_ms;
-            let reached = match self.cursor {
-                Some(cursor) if self.backward => at <= cursor,
-                Some(cursor) => at >= cursor,
-                None => true,
-            };
-            reached
-                && self
-                    .level
-                    .is_none_or(|least| weight(entry.level) >= weight(least))
-                && self
-                    .search
-                    .as_ref()
-                    .is_none_or(|text| entry.message.contains(text))
-        };
-        let mut entries = entries;
-        if self.backward {
-            entries.reverse();
+    fn loudness(&self) -> Loudness {
+        match self.level {
+            LogLevel::Info => Loudness::Info,
+            LogLevel::Warn => Loudness::Warn,
+            LogLevel::Error => Loudness::Error,
         }
-        entries
-            .into_iter()
-            .filter(matches)
-            .take(self.limit.unwrap_or(MAX_LINES).min(MAX_LINES))
-            .map(Entry::from)
-            .collect()
+    }
+
+    fn message(&self) -> &str {
+        &self.message
     }
 }
 
-const fn weight(level: LogLevel) -> u8 {
-    match level {
-        LogLevel::Info => 1,
-        LogLevel::Warn => 2,
-        LogLevel::Error => 3,
-    }
+fn entries(wanted: &Wanted, lines: Vec<LogEntry>) -> Vec<Entry> {
+    let picked = wanted.pick(lines, MAX_LINES).into_iter();
+    picked.map(Entry::from).collect()
 }
 
 pub(crate) async fn logs_v1(
@@ -172,7 +148,7 @@ pub(crate) async fn logs_v1(
         limit: query.parsed("limit")?,
         ..Wanted::default()
     };
-    let log_entries = wanted.pick(read(&state, &id).await?);
+    let log_entries = entries(&wanted, read(&state, &id).await?);
     let logs = log_entries.iter().map(|entry| Line {
         timestamp: entry.timestamp,
         line: entry.message.clone(),
@@ -188,89 +164,11 @@ pub(crate) async fn logs_v2(
     id: E2bId,
     E2bQuery(mut query): E2bQuery,
 ) -> Result<Json<LogsV2>, E2bError> {
-    let wanted = wanted_v2(&mut query)?;
-    let logs = wanted.pick(read(&state, &id).await?);
+    let wanted = Wanted::of(&mut query)?;
+    let logs = entries(&wanted, read(&state, &id).await?);
     Ok(Json(LogsV2 { logs }))
-}
-
-fn wanted_v2(query: &mut Query) -> Result<Wanted> {
-    let one_of = |name: &str, given: &str, what: &str| {
-        Error::invalid(
-            name,
-            format!("{name} is {}, it must be {what}", shown(given)),
-        )
-    };
-    let backward = match query.take("direction")?.as_deref() {
-        None | Some("" | "forward") => false,
-        Some("backward") => true,
-        Some(other) => return Err(one_of("direction", other, "forward or backward")),
-    };
-    let level = match query.take("level")?.as_deref() {
-        None | Some("" | "debug") => None,
-        Some("info") => Some(LogLevel::Info),
-        Some("warn") => Some(LogLevel::Warn),
-        Some("error") => Some(LogLevel::Error),
-        Some(other) => return Err(one_of("level", other, "debug, info, warn or error")),
-    };
-    Ok(Wanted {
-        cursor: query.parsed("cursor")?,
-        limit: query.parsed("limit")?,
-        backward,
-        level,
-        search: query.take("search")?.filter(|text| !text.is_empty()),
-    })
 }
 
 async fn read(state: &Shared, id: &SandboxId) -> Result<Vec<LogEntry>> {
     agent::open(state, id).await?.logs(0).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entries() -> Vec<LogEntry> {
-        let levels = [LogLevel::Info, LogLevel::Warn, LogLevel::Error];
-        (1..)
-            .zip(levels)
-            .map(|(seq, level)| LogEntry {
-                seq,
-                timestamp_ms: 1000 * i64::try_from(seq).unwrap(),
-                level,
-                message: format!("line {seq}"),
-            })
-            .collect()
-    }
-
-    fn picked(query: &str) -> Vec<String> {
-        let wanted = wanted_v2(&mut Query::parse(query).unwrap()).unwrap();
-        let picked = wanted.pick(entries()).into_iter();
-        picked.map(|entry| entry.message).collect()
-    }
-
-    #[test]
-    fn lines_are_picked() {
-        assert_eq!(picked(""), ["line 1", "line 2", "line 3"]);
-        assert_eq!(picked("direction=backward&limit=1"), ["line 3"]);
-        assert_eq!(picked("cursor=2000"), ["line 2", "line 3"]);
-        assert_eq!(
-            picked("cursor=2000&direction=backward"),
-            ["line 2", "line 1"]
-        );
-        assert_eq!(picked("level=warn"), ["line 2", "line 3"]);
-        assert_eq!(picked("search=3"), ["line 3"]);
-    }
-
-    #[test]
-    fn wrong_wishes_are_named() {
-        for (query, field) in [
-            ("direction=up", "direction"),
-            ("level=loud", "level"),
-            ("limit=x", "limit"),
-            ("cursor=now", "cursor"),
-        ] {
-            let error = wanted_v2(&mut Query::parse(query).unwrap()).unwrap_err();
-            assert_eq!(error.field.as_deref(), Some(field), "{query}");
-        }
-    }
 }

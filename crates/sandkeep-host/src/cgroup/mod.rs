@@ -262,16 +262,30 @@ impl Cgroups {
         if !has_swap(&fs::read_to_string("/proc/swaps").unwrap_or_default()) {
             return Ok(0);
         }
-        let before = self.usage()?.memory_bytes;
         let memory = self.with("memory")?;
-        let asked = match memory.version {
-            Version::V1 => files::write_if_there(&memory.dir, "memory.force_empty", 0),
-            Version::V2 => files::write_if_there(&memory.dir, "memory.reclaim", before),
+        let swapped = || match memory.version {
+            Version::V1 => v1::swapped_bytes(&memory.dir),
+            Version::V2 => v2::swapped_bytes(&memory.dir),
         };
-        if let Err(failure) = asked {
+        let before = swapped()?;
+        let pushed = match memory.version {
+            Version::V1 => v1::push_out(&memory.dir),
+            Version::V2 => v2::push_out(&memory.dir),
+        };
+        if let Err(failure) = pushed {
             tracing::debug!(%failure, "not everything went to swap");
         }
-        Ok(before.saturating_sub(self.usage()?.memory_bytes))
+        self.keep_out_of_swap()?;
+        Ok(swapped()?.saturating_sub(before))
+    }
+
+    /// A box that runs has what it has in memory. What was pushed out comes back when it is used.
+    pub fn keep_out_of_swap(&self) -> Result<(), Failure> {
+        let memory = self.with("memory")?;
+        match memory.version {
+            Version::V1 => v1::keep_out_of_swap(&memory.dir),
+            Version::V2 => v2::keep_out_of_swap(&memory.dir),
+        }
     }
 
     /// A frozen process does not die; whoever is to be killed must be thawed.

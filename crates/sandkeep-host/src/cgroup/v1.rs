@@ -6,9 +6,23 @@ use std::{io, path::Path, time::Instant};
 
 pub const CPU_PERIOD_USEC: u64 = 100_000;
 
+/// Swap would make the limit soft; where it can not be counted it is at least avoided.
+pub fn keep_out_of_swap(dir: &Path) -> Result<(), Failure> {
+    write_if_there(dir, "memory.swappiness", 0)
+}
+
+/// What was there stays within the limit for memory and swap together.
+pub fn push_out(dir: &Path) -> Result<(), Failure> {
+    write_if_there(dir, "memory.swappiness", 100)?;
+    write_if_there(dir, "memory.force_empty", 0)
+}
+
+pub fn swapped_bytes(dir: &Path) -> Result<u64, Failure> {
+    Ok(keyed(&read(dir, "memory.stat")?, "total_swap"))
+}
+
 pub fn set_memory(dir: &Path, bytes: u64) -> Result<(), Failure> {
-    // Swap would make the limit soft; where it can not be counted it is at least avoided.
-    write_if_there(dir, "memory.swappiness", 0)?;
+    keep_out_of_swap(dir)?;
     match write(dir, "memory.limit_in_bytes", bytes) {
         // The limit may not exceed the one for memory and swap together: raise that first.
         Err(failure) if failure.source.raw_os_error() == Some(libc::EINVAL) => {

@@ -14,8 +14,27 @@ use std::{
 
 const CONTROLLERS: &str = "+cpu +memory +pids";
 
+/// Swap would make the limit soft.
+pub fn keep_out_of_swap(dir: &Path) -> Result<(), Failure> {
+    write_if_there(dir, "memory.swap.max", 0)
+}
+
+/// No more than the box may have in memory goes there.
+pub fn push_out(dir: &Path) -> Result<(), Failure> {
+    let most = read(dir, "memory.max")?;
+    write_if_there(dir, "memory.swap.max", most.trim())?;
+    write_if_there(dir, "memory.reclaim", memory_bytes(dir)?)
+}
+
+pub fn swapped_bytes(dir: &Path) -> Result<u64, Failure> {
+    match read_number(dir, "memory.swap.current") {
+        Err(failure) if failure.source.kind() == io::ErrorKind::NotFound => Ok(0),
+        other => other,
+    }
+}
+
 pub fn set_memory(dir: &Path, bytes: u64) -> Result<(), Failure> {
-    write_if_there(dir, "memory.swap.max", 0)?;
+    keep_out_of_swap(dir)?;
     // One child is lost at the limit, not the whole box.
     write_if_there(dir, "memory.oom.group", 0)?;
     write(dir, "memory.max", bytes)

@@ -2,7 +2,7 @@
 
 use std::{io::Read, sync::Arc};
 
-use sandkeep_model::{BuildId, Error, Recipe, Result, Template, TemplateName};
+use sandkeep_model::{BuildId, Error, Limits, LimitsWish, Recipe, Result, Template, TemplateName};
 use tokio::sync::watch;
 
 use super::{BuildLine, BuildView, LevelView};
@@ -83,6 +83,25 @@ impl Keeper {
 
     pub async fn template(&self, name: &TemplateName) -> Result<Option<Template>> {
         Ok(self.core.vault.template(name).await?.map(template))
+    }
+
+    /// What a box of this template gets that asks for nothing.
+    pub fn limits_of(&self, template: &Template) -> Limits {
+        let wish = template.built.as_ref().map(|built| built.limits);
+        // A box of one that asks for more than there may be is refused; shown is what it is.
+        self.limits_for(&wish.unwrap_or_default())
+            .unwrap_or(self.core.config.limits.default)
+    }
+
+    /// The limits a wish comes to here; refused when it is for more than there may be.
+    pub fn limits_for(&self, wish: &LimitsWish) -> Result<Limits> {
+        let limits = &self.core.config.limits;
+        wish.resolve(&limits.default, &limits.most)
+    }
+
+    /// Marks a template as public, or not.
+    pub async fn mark_template(&self, name: &TemplateName, public: bool) -> Result<()> {
+        self.core.vault.mark_template(name, public).await
     }
 
     /// How boxes of a template begin at each level it was built for.

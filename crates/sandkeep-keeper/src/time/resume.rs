@@ -8,6 +8,7 @@ use sandkeep_model::{
 use sandkeep_store::{TimeStep, WardNote};
 use sandkeep_ward::LiveBox;
 
+use super::failed::Came;
 use crate::{agent, core::Core, form, registry::Entry, sync::lock};
 
 /// How a wake-up ends in the ledger.
@@ -24,6 +25,7 @@ impl Core {
         expiry: Option<Expiry>,
         memory: bool,
     ) -> Result<Sandbox> {
+        let came = entry.failed_wakes.came();
         let _turn = entry.turn.lock().await;
         match entry.state() {
             State::Paused => {}
@@ -35,15 +37,16 @@ impl Core {
                 )));
             }
         }
-        self.wake(entry, expiry, memory).await
+        self.wake(entry, came, expiry, memory).await
     }
 
     /// Makes a box that wakes by itself run, once for all who ask at the same time.
     pub async fn wake_for_a_visit(&self, entry: &Arc<Entry>) -> Result<()> {
+        let came = entry.failed_wakes.came();
         let _turn = entry.turn.lock().await;
         let (state, by_itself) = entry.with(|b| (b.state, b.time.auto_resume));
         match state {
-            State::Paused if by_itself => self.wake(entry, None, true).await.map(drop),
+            State::Paused if by_itself => self.wake(entry, came, None, true).await.map(drop),
             State::Running => Ok(()),
             State::Stopping | State::Gone => Err(Error::sandbox_not_found(&entry.id)),
             state => Err(
@@ -57,9 +60,13 @@ impl Core {
     async fn wake(
         &self,
         entry: &Arc<Entry>,
+        came: Came,
         expiry: Option<Expiry>,
         memory: bool,
     ) -> Result<Sandbox> {
+        if let Some(error) = entry.failed_wakes.since(came, memory) {
+            return Err(error);
+        }
         let time = entry.with(|sandbox| sandbox.time.clone());
         let expiry = expiry.unwrap_or_else(|| match time.lease_seconds {
             Some(seconds) => Expiry::After(Duration::from_secs(seconds)),
@@ -76,7 +83,8 @@ impl Core {
             // Its files, and a cold start.
             pause.mode = PauseMode::Filesystem;
         }
-        self.wake_from(entry, State::Paused, pause, awake).await?;
+        let woken = self.wake_from(entry, State::Paused, pause, awake).await;
+        woken.inspect_err(|error| entry.failed_wakes.tell(error, memory))?;
         Ok(entry.sandbox())
     }
 

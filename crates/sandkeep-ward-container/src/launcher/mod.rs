@@ -27,7 +27,7 @@ use crate::{
     seccomp::Filters,
     sys,
 };
-use protocol::{Packet, Setup};
+use protocol::{Job, Packet, Setup};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, OFlags, open},
@@ -47,6 +47,10 @@ const REFILL_DELAY: Duration = Duration::from_millis(40);
 const MOST_IN_THE_MAKING: usize = 8;
 /// Jobs that wait for a worker; more are refused.
 const MOST_WAITING: usize = 512;
+/// For what is left of a worker that was killed.
+const CLEAN_DEADLINE: Duration = Duration::from_secs(10);
+/// CRIU gives up by itself before.
+const SAVE_DEADLINE: Duration = Duration::from_secs(330);
 
 /// What the hidden subcommand of the server runs, first of all and with one thread.
 ///
@@ -74,6 +78,16 @@ fn complain(failure: &Failure) -> i32 {
 struct Worker {
     socket: OwnedFd,
     ready: bool,
+    /// Of its cgroups.
+    name: String,
+}
+
+/// A worker that has a job.
+struct Busy {
+    socket: OwnedFd,
+    name: String,
+    /// What it left behind is about a box that lives in other cgroups.
+    saves: bool,
 }
 
 struct Launcher {
@@ -81,6 +95,7 @@ struct Launcher {
     setup: Setup,
     filters: Filters,
     workers: Vec<Worker>,
+    busy: Vec<Busy>,
     waiting: VecDeque<Packet>,
     next_name: u64,
     refill_at: Option<Instant>,
@@ -105,6 +120,7 @@ impl Launcher {
             setup,
             filters,
             workers: Vec::new(),
+            busy: Vec::new(),
             waiting: VecDeque::new(),
             next_name: 0,
             refill_at: Some(Instant::now()),
@@ -116,10 +132,17 @@ impl Launcher {
             self.hand_out();
             self.make_workers()?;
             let ready = self.wait().doing("waiting for work")?;
-            // Workers first: their places in the list are what `ready` counts.
-            for index in (0..self.workers.len()).rev() {
-                if ready.get(index + 1).copied().unwrap_or(false) {
-                    self.hear_worker(index);
+            let is_ready = |index: usize| ready.get(index).copied().unwrap_or(false);
+            // From the end: the places in the lists are what `ready` counts.
+            let idle = self.workers.len();
+            for index in (0..self.busy.len()).rev() {
+                if is_ready(1 + idle + index) {
+                    self.hear_busy(index)?;
+                }
+            }
+            for index in (0..idle).rev() {
+                if is_ready(1 + index) {
+                    self.hear_worker(index)?;
                 }
             }
             if ready.first().copied().unwrap_or(false) {
@@ -131,16 +154,18 @@ impl Launcher {
         }
     }
 
-    /// Which sockets have something: the control socket, then every worker's.
+    /// Which sockets have something: the control socket, then every worker's, then those of
+    /// the workers that have a job.
     fn wait(&self) -> io::Result<Vec<bool>> {
         let mut fds = vec![PollFd::from_borrowed_fd(
             self.control.as_fd(),
             PollFlags::IN,
         )];
+        let idle = self.workers.iter().map(|worker| &worker.socket);
+        let busy = self.busy.iter().map(|worker| &worker.socket);
         fds.extend(
-            self.workers
-                .iter()
-                .map(|worker| PollFd::from_borrowed_fd(worker.socket.as_fd(), PollFlags::IN)),
+            idle.chain(busy)
+                .map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)),
         );
         let timeout = self
             .refill_at
@@ -153,11 +178,59 @@ impl Launcher {
         }
     }
 
-    fn hear_worker(&mut self, index: usize) {
+    fn hear_worker(&mut self, index: usize) -> Result<(), Failure> {
         match protocol::receive(&self.workers[index].socket) {
-            Ok(Some(_)) => self.workers[index].ready = true,
-            Ok(None) | Err(_) => drop(self.workers.swap_remove(index)),
+            Ok(Some(_)) => {
+                self.workers[index].ready = true;
+                Ok(())
+            }
+            Ok(None) | Err(_) => {
+                let dead = self.workers.swap_remove(index);
+                self.clean_up(&dead.name, false)
+            }
         }
+    }
+
+    /// It is done, or it was killed over its job.
+    fn hear_busy(&mut self, index: usize) -> Result<(), Failure> {
+        let told = protocol::receive(&self.busy[index].socket);
+        let worker = self.busy.swap_remove(index);
+        match told {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) | Err(_) => self.clean_up(&worker.name, worker.saves),
+        }
+    }
+
+    /// What a worker leaves that was killed: half a box, and whoever was making it. In a
+    /// process of its own, as it may take a while. One that was writing a box is left alone:
+    /// CRIU must take its hands off the processes of the box first.
+    fn clean_up(&mut self, name: &str, saves: bool) -> Result<(), Failure> {
+        let cgroups = self.setup.tree.child(name);
+        if sys::fork().doing("cleaning up")? != 0 {
+            return Ok(());
+        }
+        let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        if let Ok(null) = null {
+            self.let_go(null);
+        }
+        let until = Instant::now() + if saves { SAVE_DEADLINE } else { CLEAN_DEADLINE };
+        while !cgroups.processes().is_empty() && Instant::now() < until {
+            if !saves {
+                cgroups.kill_all();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _swept_at_the_next_start = cgroups.remove(CLEAN_DEADLINE);
+        std::process::exit(0)
+    }
+
+    /// In a child: nothing of the launcher's may stay open, or others would wait for the end
+    /// of sockets we hold. Takes the place of the control socket.
+    fn let_go(&mut self, instead: OwnedFd) {
+        self.workers.clear();
+        self.busy.clear();
+        self.waiting.clear();
+        drop(std::mem::replace(&mut self.control, instead));
     }
 
     fn take_job(&mut self, packet: Packet) {
@@ -184,7 +257,13 @@ impl Launcher {
         {
             let worker = self.workers.swap_remove(index);
             let fds: Vec<_> = job.fds.iter().map(AsFd::as_fd).collect();
-            if protocol::send(&worker.socket, &job.bytes, &fds).is_err() {
+            let sent = protocol::send(&worker.socket, &job.bytes, &fds);
+            self.busy.push(Busy {
+                socket: worker.socket,
+                name: worker.name,
+                saves: matches!(job.parse(), Ok(Job::Save(_))),
+            });
+            if sent.is_err() {
                 // It died while it waited: the next one gets the job.
                 self.waiting.push_front(job);
             }
@@ -217,16 +296,12 @@ impl Launcher {
             self.workers.push(Worker {
                 socket: ours,
                 ready: false,
+                name,
             });
             return Ok(());
         }
-        // In the worker: nothing of the launcher's may stay open, or others would wait for
-        // the end of sockets we hold.
         drop(ours);
-        self.workers.clear();
-        self.waiting.clear();
-        let control = std::mem::replace(&mut self.control, theirs);
-        drop(control);
+        self.let_go(theirs);
         worker::run(&self.setup, &self.filters, &name, &self.control);
         std::process::exit(0)
     }

@@ -4,7 +4,7 @@
 const MOST: usize = 300;
 
 /// Signs in CRIU's log of what it can not write, and what to call it.
-const SIGNS: [(&str, &str); 15] = [
+const SIGNS: [(&str, &str); 17] = [
     ("io_uring", "a process uses io_uring"),
     ("mqueue", "a process has a POSIX message queue open"),
     (
@@ -13,6 +13,10 @@ const SIGNS: [(&str, &str); 15] = [
     ),
     ("is traced by", "a process is being traced by a debugger"),
     ("is being traced", "a process is being traced by a debugger"),
+    (
+        "found while seizing",
+        "a process is being traced, or is one whose end nobody has asked for",
+    ),
     ("anon_inode:[userfaultfd]", "a process uses userfaultfd"),
     ("[landlock", "a process holds a Landlock ruleset"),
     ("seccomp notify", "a process holds a seccomp listener"),
@@ -29,6 +33,10 @@ const SIGNS: [(&str, &str); 15] = [
         "a process has a file open that was deleted under this name but not under another",
     ),
     ("ghost", "a process holds a large deleted file open"),
+    (
+        "on procfs: Permission denied",
+        "the box was on disk before, and this CRIU is not built to write such a box again",
+    ),
 ];
 
 /// Why a dump was refused.

@@ -65,7 +65,7 @@ pub fn run(setup: &Setup, filters: &Filters, name: &str, launcher: &OwnedFd) {
         return;
     }
     match protocol::receive(launcher) {
-        Ok(Some(packet)) => serve(setup, filters, &cgroups, packet),
+        Ok(Some(packet)) => serve(setup, filters, &cgroups, packet, launcher),
         // The launcher has ended: nobody will send work any more.
         Ok(None) | Err(_) => leave(setup, &cgroups),
     }
@@ -103,10 +103,17 @@ fn leave(setup: &Setup, cgroups: &Cgroups) {
     let _removed = cgroups.remove(CHILD_DEADLINE);
 }
 
-fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet) {
+/// The launcher cleans up after a worker that ends without this.
+fn done(launcher: &OwnedFd) {
+    // When it has ended there is nobody to tell.
+    let _told = protocol::send(launcher, b"done", &[]);
+}
+
+fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet, launcher: &OwnedFd) {
     let job = packet.parse::<Job>();
     let Ok([reply, directory]) = <[OwnedFd; 2]>::try_from(packet.fds) else {
         leave(setup, cgroups);
+        done(launcher);
         return;
     };
     let place = Place {
@@ -121,12 +128,15 @@ fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet) {
         Ok(Job::Save(job)) => {
             let saved = save::save(&job, &reply);
             leave(setup, cgroups);
+            done(launcher);
             return answer_save(&reply, saved);
         }
         Err(failure) => Err(failure),
     };
     match made {
         Ok((started, cloned)) => {
+            // Before anybody knows of the box: what is theirs must not be cleaned up.
+            done(launcher);
             let told = protocol::encode(&Answer::Started(started))
                 .and_then(|bytes| protocol::send(&reply, &bytes, &[cloned.pidfd.as_fd()]));
             if told.is_err() {
@@ -137,6 +147,7 @@ fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet) {
         }
         Err(failure) => {
             leave(setup, cgroups);
+            done(launcher);
             answer_failure(&reply, &failure);
         }
     }

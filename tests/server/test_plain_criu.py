@@ -1,0 +1,99 @@
+"""What a CRIU can do that was built without our patch, as distributions have it: a pause goes to
+the disk or says why it stays in memory, and nothing is lost either way."""
+
+import json
+import os
+import subprocess
+
+import pytest
+from boxkit import Box
+from sandkeep_server import binary
+
+OURS = "/usr/local/lib/sandkeep/criu"
+# Counts how often it was asked; with a connection to itself if it is told to have one.
+COUNT = """
+import os, socket, sys
+if "connected" in sys.argv:
+    listener = socket.create_server(("127.0.0.1", 7070))
+    here = socket.create_connection(("127.0.0.1", 7070))
+    there, _ = listener.accept()
+os.mkfifo("/run/ask")
+os.mkfifo("/run/answer")
+count = 0
+while True:
+    open("/run/ask").read()
+    count += 1
+    if "connected" in sys.argv:
+        here.sendall(b"x")
+        assert there.recv(1) == b"x"
+    open("/run/answer", "w").write(f"{count}\\n")
+"""
+ASK = "timeout 60 bash -c 'until [ -p /run/answer ]; do sleep 0.1; done; echo x > /run/ask; cat /run/answer'"
+
+
+@pytest.fixture(scope="module")
+def plain(server):
+    """The server of the whole run with such a CRIU over ours; this mount namespace is the tests'."""
+    server.stop()
+    subprocess.run(["mount", "--bind", os.environ["SANDKEEP_TEST_PLAIN_CRIU"], OURS], check=True)
+    try:
+        server.start()
+        yield server
+        server.stop()
+    finally:
+        subprocess.run(["umount", OURS], check=True)
+        server.start()
+
+
+@pytest.fixture
+def box(plain):
+    with Box(plain, isolation="container", timeout_seconds=600) as box:
+        box.write("/root/count.py", COUNT.encode(), user="root")
+        yield box
+
+
+def begin(box, *words):
+    assert box.root(f"nohup python3 /root/count.py {' '.join(words)} >/dev/null 2>&1 &").ok
+    assert box.root(ASK).out == "1\n"
+
+
+def pause(server, box):
+    return server.json("POST", box.path + "/pause", {}, timeout=120)["pause"]
+
+
+def resume(server, box):
+    server.json("POST", box.path + "/resume", {"timeout_seconds": 600}, timeout=120)
+
+
+def test_doctor_says_what_it_can_not_do(plain):
+    done = subprocess.run([str(binary()), "doctor", "--json", "--state", str(plain.state)], capture_output=True, text=True)
+    levels = json.loads(done.stdout)["levels"]
+    container = next(level for level in levels if level["level"] == "container")
+    (look,) = [look for look in container["checks"] if look["name"] == "memory to disk"]
+    assert look["verdict"] == "warning" and "not built for boxes" in look["found"], look
+    assert "TCP connections" in look["found"] and "were on disk before" in look["found"], look
+
+
+def test_a_box_goes_to_the_disk_once_and_later_pauses_say_why_not(plain, box):
+    begin(box)
+    first = pause(plain, box)
+    assert first["mode"] == "disk", first
+    resume(plain, box)
+    assert box.root(ASK).out == "2\n"
+    # The agent of a box that came back hides its namespaces from such a CRIU.
+    second = pause(plain, box)
+    assert second["mode"] == "ram" and second["why"], second
+    assert "was on disk before" in second["why"], second
+    resume(plain, box)
+    assert box.root(ASK).out == "3\n"
+
+
+def test_a_box_with_connections_stays_in_memory_and_says_why(plain, box):
+    begin(box, "connected")
+    rest = pause(plain, box)
+    assert rest["mode"] == "ram" and "TCP connections" in rest["why"], rest
+    resume(plain, box)
+    assert box.root(ASK).out == "2\n"
+    point = plain.json("POST", box.path + "/points", {})
+    assert not point["memory"] and "TCP connections" in point["why_disk_only"], point
+    plain.json("DELETE", f"/v1/points/{point['id']}")
