@@ -4,11 +4,12 @@ use crate::{Kind, Live};
 use sandkeep_agent_api::{channel::PORT, host::LimitsRequest};
 use sandkeep_agent_client::Agent;
 use sandkeep_host::{netns, stream::BoxStream};
-use sandkeep_model::{Code, Error, Result};
+use sandkeep_model::{Code, Error, Result, Secret};
 use sandkeep_netlink::{AGENT_PORT, BOX_V4};
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
     time::{Instant, sleep, timeout},
 };
 
@@ -20,13 +21,19 @@ const LAST_WORDS: &[u8] = b"GET /health HTTP/1.1\r\nHost: box\r\nConnection: clo
 // The moat knows the agent's answers by it.
 const _: () = assert!(AGENT_PORT == PORT);
 
-/// A connection on which the agent listens to us.
+/// A connection to the agent at the other end of the cable in this namespace.
+pub async fn dial(namespace: &OwnedFd, token: &Secret) -> Result<TcpStream> {
+    let agent = SocketAddr::from((BOX_V4, PORT));
+    let mut stream = netns::dial(namespace, agent).await?;
+    let line = format!("{}\n", token.expose());
+    stream.write_all(line.as_bytes()).await?;
+    Ok(stream)
+}
+
+/// A connection on which the agent of a box listens to us.
 pub async fn connect<K: Kind>(live: &Live<K>) -> Result<BoxStream> {
     let dialled = async {
-        let agent = SocketAddr::from((BOX_V4, PORT));
-        let mut stream = netns::dial(live.netns(), agent).await?;
-        let line = format!("{}\n", live.token.expose());
-        stream.write_all(line.as_bytes()).await?;
+        let stream = dial(live.netns(), &live.token).await?;
         Ok(BoxStream::new(stream, live.over.clone()))
     };
     timeout(CONNECT_DEADLINE, dialled)

@@ -10,7 +10,7 @@ mod note;
 mod roster;
 mod sweep;
 
-pub use agent::{answers, connect, set_limits, settle};
+pub use agent::{answers, connect, dial, set_limits, settle};
 pub use live::Live;
 pub use note::{Note, Record};
 pub use roster::{END_DEADLINE, Remains, Roster, born};

@@ -13,11 +13,11 @@ use sandkeep_ward::Swept;
 use std::{collections::HashSet, io, path::Path};
 
 impl<K: Kind> Roster<K> {
-    /// `spared` names cgroups that belong to no box.
+    /// `spared` knows cgroups that are in use and belong to no box.
     pub async fn sweep(
         &self,
         known: &HashSet<SandboxId>,
-        mut spared: HashSet<String>,
+        spared: impl Fn(&str) -> bool + Send + 'static,
     ) -> Result<Swept> {
         let mut total = Swept::default();
         let held: Vec<SandboxId> = lock(&self.boxes).keys().cloned().collect();
@@ -28,21 +28,21 @@ impl<K: Kind> Roster<K> {
             total.files += 1;
             self.destroy(id).await?;
         }
-        spared.extend(known.iter().map(ToString::to_string));
+        let mut used: HashSet<String> = known.iter().map(ToString::to_string).collect();
         for (id, _) in box_dirs(&self.state_dir) {
             if self.starting.contains(&id) {
-                spared.insert(id.to_string());
+                used.insert(id.to_string());
             } else if !known.contains(&id) {
                 add(&mut total, &self.clear_unheld(&id).await?);
             }
         }
         // Cgroups are named after their boxes; these have lost theirs.
-        spared.extend(self.starting.names());
+        used.extend(self.starting.names());
         let tree = self.tree.clone();
         let lost = blocking(move || {
             let mut swept = Swept::default();
             for name in tree.children() {
-                if !spared.contains(&name) {
+                if !used.contains(&name) && !spared(&name) {
                     add(&mut swept, &clear_cgroups(&tree.child(&name))?);
                 }
             }

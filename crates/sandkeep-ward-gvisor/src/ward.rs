@@ -207,7 +207,7 @@ impl Ward for GvisorWard {
     }
 
     async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
-        self.inner.roster.sweep(known, HashSet::new()).await
+        self.inner.roster.sweep(known, |_| false).await
     }
 
     fn events(&self) -> Option<mpsc::Receiver<WardEvent>> {

@@ -194,7 +194,7 @@ impl Inner {
         let name = format!("{BUILDING}{}", random_token(10));
         lock(&self.building).insert(name.clone());
         let booted = self.boot_as(&name, qemu, shape, dir).await;
-        let (cgroups, fresh) = (self.tree.child(&name), self.machines_dir.join(&name));
+        let (cgroups, fresh) = (self.roster.tree.child(&name), self.machines_dir.join(&name));
         let cleared = blocking(move || {
             cgroups.kill_all();
             cgroups.remove(CGROUP_DEADLINE)?;
@@ -213,8 +213,8 @@ impl Inner {
         dir: &Path,
     ) -> Result<()> {
         let (netns, card) = network::make().await?;
-        let slot = self.slots.take()?;
-        let (cgroups, fresh) = (self.tree.child(name), self.machines_dir.join(name));
+        let slot = self.roster.slots.take()?;
+        let (cgroups, fresh) = (self.roster.tree.child(name), self.machines_dir.join(name));
         let (qemu, agent, dir) = (Arc::clone(qemu), self.agent.clone(), dir.to_owned());
         blocking(move || {
             make_private_dir(&fresh)?;

@@ -6,34 +6,22 @@
 //! copy needs no new ones.
 
 use rustix::fs::{Mode, OFlags};
-use sandkeep_agent_api::channel::PORT;
 use sandkeep_host::{
     failure::{Doing as _, Failure},
     netns,
 };
-use sandkeep_model::{Result, Secret};
+use sandkeep_model::Result;
 use sandkeep_netlink as cable;
 use std::{
     io,
-    net::SocketAddr,
     os::fd::{AsRawFd as _, OwnedFd},
 };
-use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 const LO: u32 = 1;
 
 /// A fresh namespace and QEMU's end of the cable.
 pub async fn make() -> Result<(OwnedFd, OwnedFd)> {
     netns::make(lay_cable).await
-}
-
-/// A connection to the agent of the machine in this namespace, which listens to us.
-pub async fn dial_agent(namespace: &OwnedFd, token: &Secret) -> Result<TcpStream> {
-    let agent = SocketAddr::from((cable::BOX_V4, PORT));
-    let mut stream = netns::dial(namespace, agent).await?;
-    let line = format!("{}\n", token.expose());
-    stream.write_all(line.as_bytes()).await?;
-    Ok(stream)
 }
 
 fn lay_cable() -> std::result::Result<OwnedFd, Failure> {

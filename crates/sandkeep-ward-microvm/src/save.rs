@@ -2,8 +2,8 @@
 
 use crate::{
     image::{self, Source},
-    live::Live,
     qmp::Qmp,
+    record::Live,
     ward::Inner,
 };
 use sandkeep_host::{failure::Doing as _, work::blocking};
@@ -29,13 +29,13 @@ impl Inner {
     }
 
     pub(crate) async fn freeze(&self, id: &SandboxId) -> Result<()> {
-        let live = self.must_hold(id)?;
+        let live = self.roster.must_hold(id)?;
         let mut frozen = live.frozen.lock().await;
         if *frozen {
             return Ok(());
         }
         // Noted first: a later server must not think that a box runs which does not.
-        let (mark, control) = (self.box_dir(id).join(FROZEN), self.control(id));
+        let (mark, control) = (self.roster.box_dir(id).join(FROZEN), self.control(id));
         let cgroups = live.record.cgroups.clone();
         blocking(move || {
             fs::write(&mark, "").doing("noting that the box is frozen")?;
@@ -61,7 +61,7 @@ impl Inner {
     /// Whether a box found again is frozen. Between the note and the deed a server may have
     /// died; then QEMU tells.
     pub(crate) async fn look_if_frozen(&self, live: &Live) -> Result<()> {
-        let mark = self.box_dir(&live.id).join(FROZEN);
+        let mark = self.roster.box_dir(&live.id).join(FROZEN);
         if !mark.exists() {
             return Ok(());
         }
@@ -82,12 +82,12 @@ impl Inner {
     }
 
     pub(crate) async fn thaw(&self, id: &SandboxId) -> Result<()> {
-        let live = self.must_hold(id)?;
+        let live = self.roster.must_hold(id)?;
         let mut frozen = live.frozen.lock().await;
         if !*frozen {
             return Ok(());
         }
-        let (mark, control) = (self.box_dir(id).join(FROZEN), self.control(id));
+        let (mark, control) = (self.roster.box_dir(id).join(FROZEN), self.control(id));
         let cgroups = live.record.cgroups.clone();
         blocking(move || {
             cgroups.thaw();
@@ -101,15 +101,15 @@ impl Inner {
     }
 
     pub(crate) async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
-        let live = self.must_hold(id)?;
+        let live = self.roster.must_hold(id)?;
         let frozen = live.frozen.lock().await;
         if !*frozen {
             return Err(Error::conflict(format!("box {id} is not frozen")).hint("freeze it first"));
         }
         let source = Source {
             pid: live.record.pid,
-            shape: live.record.shape,
-            memory: live.memory.clone(),
+            shape: live.record.more.shape,
+            memory: live.has.memory.clone(),
         };
         let (control, cgroups) = (self.control(id), live.record.cgroups.clone());
         let image: PathBuf = image.to_owned();

@@ -4,40 +4,31 @@ use crate::{
     disk,
     image::Origin,
     laps::Laps,
-    launch::start_ticks,
-    live::{self, Live},
     machine::answered,
     memory::Mapped,
     network, pages,
     qemu::{Qemu, Shape, host_limits},
-    record::{Note, Record},
+    record::{Has, Live, Note, Noted, Record},
     waiting::{Place, Waiting},
     ward::Inner,
     warm::{Beginning, Seed},
 };
 use sandkeep_agent_api::{
-    channel::{PORT, TOKEN_LENGTH},
+    channel::TOKEN_LENGTH,
     host::{LimitsRequest, UsageResponse},
     machine::{ENTROPY_BYTES, Order},
 };
 use sandkeep_agent_client::Agent;
-use sandkeep_host::{
-    failure::Doing as _,
-    files::write_token,
-    proc,
-    slots::Slot,
-    stream::BoxStream,
-    work::{blocking, lock},
-};
-use sandkeep_model::{Code, Error, Limits, Result, SandboxId, Secret, Timestamp, random_token};
-use sandkeep_netlink::AGENT_PORT;
+use sandkeep_host::{failure::Doing as _, files::write_token, slots::Slot, work::blocking};
+use sandkeep_model::{Error, Limits, Result, Secret, Timestamp, random_token};
+use sandkeep_own_kernel as own_kernel;
 use sandkeep_ward::{BoxSpec, LiveBox};
 use std::{
     fs::File,
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
@@ -45,35 +36,6 @@ use tokio::time::timeout;
 
 /// Until the agent answers. A restore takes a tenth of a second, on a busy host some.
 const AGENT_DEADLINE: Duration = Duration::from_secs(60);
-const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-// The moat knows the agent's answers by it.
-const _: () = assert!(AGENT_PORT == PORT);
-
-/// Keeps a box from being swept or started twice while it is made.
-struct Starting<'a> {
-    inner: &'a Inner,
-    id: SandboxId,
-}
-
-impl<'a> Starting<'a> {
-    fn begin(inner: &'a Inner, id: &SandboxId) -> Result<Self> {
-        let taken = inner.held(id).is_some() || !lock(&inner.starting).insert(id.clone());
-        if taken {
-            return Err(Error::conflict(format!("box {id} is there already"))
-                .hint("end it first, or use another id"));
-        }
-        Ok(Self {
-            inner,
-            id: id.clone(),
-        })
-    }
-}
-
-impl Drop for Starting<'_> {
-    fn drop(&mut self) {
-        lock(&self.inner.starting).remove(&self.id);
-    }
-}
 
 impl Inner {
     /// `image` is a directory written by [`Inner::save`].
@@ -83,17 +45,10 @@ impl Inner {
         image: Option<&Path>,
     ) -> Result<LiveBox> {
         spec.check()?;
-        let _starting = Starting::begin(self, &spec.id)?;
+        let _starting = self.roster.begin(&spec.id)?;
         let made = self.make(&spec, image).await;
         if made.is_err() {
-            // The half of it that runs, then its files.
-            let left = match self.held(&spec.id) {
-                Some(_) => self.destroy(&spec.id).await,
-                None => self.clear_unheld(&spec.id).await.map(drop),
-            };
-            if let Err(error) = left {
-                tracing::warn!(id = %spec.id, %error, "a box that did not start was not cleared away");
-            }
+            self.roster.clear_half_made(&spec.id).await;
         }
         made
     }
@@ -116,10 +71,13 @@ impl Inner {
         let ram = Arc::clone(&origin.memory.ram);
         // What many begin with; a memory put together for the copies of one box is not.
         let common = origin.memory.carried.is_empty();
-        let place = Place::new(self.box_dir(&spec.id), self.tree.child(spec.id.as_str()));
+        let place = Place::new(
+            self.roster.box_dir(&spec.id),
+            self.roster.tree.child(spec.id.as_str()),
+        );
         let seat = match self.take_waiting(&ram) {
             Some(waiting) => Seat::Taken(waiting),
-            None => Seat::New(network::make().await?, self.slots.take()?),
+            None => Seat::New(network::make().await?, self.roster.slots.take()?),
         };
         laps.lap("network");
         let birth = Birth {
@@ -135,9 +93,8 @@ impl Inner {
             token: Secret::new(random_token(TOKEN_LENGTH)),
             laps,
         };
-        let Born { live, kills, seed } = blocking(move || birth.bear(seat, place)).await?;
+        let Born { live, seed } = blocking(move || birth.bear(seat, place)).await?;
         let live = Arc::new(live);
-        *lock(&live.kills) = Some(kills);
         self.hold(Arc::clone(&live));
         if let (Some(seed), Some(machine)) = (seed, machine) {
             self.warm_later(machine, seed);
@@ -184,7 +141,6 @@ impl Disk {
 struct Born {
     live: Live,
     /// For want of memory, which it remembers.
-    kills: u64,
     seed: Option<Seed>,
 }
 
@@ -244,12 +200,8 @@ impl Birth {
         self.laps.lap("devices");
         let answer = answered(&started.port, &order, AGENT_DEADLINE)?;
         self.laps.lap("agent");
-        let live = self.take_in(pid, place, slot)?;
-        Ok(Born {
-            live,
-            kills: answer.oom_kills,
-            seed,
-        })
+        let live = self.take_in(pid, place, slot, answer.oom_kills)?;
+        Ok(Born { live, seed })
     }
 
     /// A QEMU in the place of this box.
@@ -272,28 +224,30 @@ impl Birth {
         }
     }
 
-    fn take_in(self, pid: i32, place: Place, slot: Slot) -> Result<Live> {
+    /// `kills` for want of memory are remembered by the machine: they are no news.
+    fn take_in(self, pid: i32, place: Place, slot: Slot, kills: u64) -> Result<Live> {
         let memory = self.origin.memory;
-        let record = Record {
-            boot_id: proc::boot_id(),
-            slot: slot.number(),
-            pid,
-            start_ticks: start_ticks(pid)?,
+        let noted = Noted {
             shape: memory.base.shape,
             // One that was put together is not there again after a restart.
             base: memory.carried.is_empty().then(|| memory.base.id.clone()),
-            cgroups: place.cgroups.clone(),
         };
+        let record = Record::of_started(pid, slot.number(), place.cgroups.clone(), noted)?;
         Note {
             slot: slot.number(),
             cgroups: place.cgroups.clone(),
             record: Some(record.clone()),
         }
         .write(&place.dir)?;
-        let pidfd = live::find(&record)
+        let pidfd = record
+            .find()
             .ok_or_else(|| Error::internal("the box ended as soon as it was started"))?;
         let id = self.spec.id;
-        let live = Live::new(id, record, self.token, Some(memory), pidfd, Some(slot))?;
+        let has = Has {
+            memory: Some(memory),
+            kills: Mutex::new(Some(kills)),
+        };
+        let live = Live::new(id, record, self.token, has, pidfd, Some(slot))?;
         place.keep();
         tracing::debug!(id = %live.id, laps = %self.laps, "a machine was started");
         Ok(live)
@@ -330,31 +284,10 @@ fn inner_limits(limits: &Limits) -> LimitsRequest {
     }
 }
 
-/// A connection on which the agent listens to us.
-pub(crate) async fn connect(live: &Live) -> Result<BoxStream> {
-    let dialled = async {
-        let stream = network::dial_agent(live.netns(), &live.token).await?;
-        Ok(BoxStream::new(stream, live.over.clone()))
-    };
-    timeout(CONNECT_DEADLINE, dialled)
-        .await
-        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
-        .map_err(|error: Error| {
-            Error::new(
-                Code::BoxUnreachable,
-                format!(
-                    "the agent of box {} does not take connections: {}",
-                    live.id, error.message
-                ),
-            )
-            .hint("the box may be ending or overloaded; try again")
-        })
-}
-
 /// What only the kernel of the machine counts.
 pub(crate) async fn inner_usage(live: &Live, wait: Duration) -> Result<UsageResponse> {
     let asked = async {
-        let mut agent = Agent::over(connect(live).await?).await?;
+        let mut agent = Agent::over(own_kernel::connect(live).await?).await?;
         agent.usage().await
     };
     timeout(wait, asked)
@@ -365,7 +298,7 @@ pub(crate) async fn inner_usage(live: &Live, wait: Duration) -> Result<UsageResp
 /// Changes the limits that only the kernel of the machine can hold.
 pub(crate) async fn set_inner_limits(live: &Live, limits: &Limits, wait: Duration) -> Result<()> {
     let asked = async {
-        let mut agent = Agent::over(connect(live).await?).await?;
+        let mut agent = Agent::over(own_kernel::connect(live).await?).await?;
         agent.set_limits(&inner_limits(limits)).await
     };
     timeout(wait, asked)

@@ -278,9 +278,12 @@ impl Inner {
     pub(crate) async fn start_ahead(&self, ram: Arc<Ram>, shape: Shape) -> Result<Waiting> {
         let qemu = self.qemu().await?;
         let network = network::make().await?;
-        let slot = self.slots.take()?;
+        let slot = self.roster.slots.take()?;
         let name = format!("{WAITING}{}", random_token(10));
-        let place = Place::new(self.state_dir.join(&name), self.tree.child(&name));
+        let place = Place::new(
+            self.roster.state_dir.join(&name),
+            self.roster.tree.child(&name),
+        );
         let limits = Limits {
             memory_mib: shape.class_mib,
             ..Limits::default()

@@ -6,29 +6,25 @@ use crate::{
     disk,
     image::Images,
     jail,
-    live::{self, Live},
     machine::Machine,
     qemu::{Accel, Qemu, Shape, host_limits},
-    record::{Note, Record},
+    record::{Has, Live, Microvm},
     start,
-    waiting::{self, CONTROL, Shelf},
+    waiting::{self, CONTROL, Shelf, WAITING},
     warm::Warm,
     watch,
 };
 use async_trait::async_trait;
 use sandkeep_host::{
-    cgroup::{Cgroups, layout::Layout, tree_name},
     failure::Doing as _,
-    files::{box_dirs, install_agent, make_private_dir, read_token, remove_dir},
-    proc,
-    slots::{Slot, Slots},
+    files::{install_agent, make_private_dir},
     work::{blocking, lock},
 };
-use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage};
+use sandkeep_model::{Error, Isolation, Limits, Result, SandboxId, Usage};
+use sandkeep_own_kernel::{self as own_kernel, Roster};
 use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{
@@ -37,15 +33,8 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{
-    sync::{mpsc, oneshot},
-    task::AbortHandle,
-    time::timeout,
-};
+use tokio::sync::mpsc;
 
-/// Events that nobody has taken yet; more wait in the tasks that have them.
-const EVENTS: usize = 1024;
-pub(crate) const END_DEADLINE: Duration = Duration::from_secs(15);
 const PATIENCE: Duration = Duration::from_secs(300);
 const USAGE_DEADLINE: Duration = Duration::from_secs(5);
 const LIMITS_DEADLINE: Duration = Duration::from_secs(10);
@@ -54,23 +43,15 @@ const LIMITS_DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct MicrovmWard {
     inner: Arc<Inner>,
-    events: Mutex<Option<mpsc::Receiver<WardEvent>>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub state_dir: PathBuf,
+    pub roster: Roster<Microvm>,
     pub agent: PathBuf,
     pub machines_dir: PathBuf,
     kernel: Option<PathBuf>,
     program: Option<PathBuf>,
-    pub tree: Cgroups,
-    pub slots: Arc<Slots>,
-    pub boxes: Mutex<HashMap<SandboxId, Held>>,
-    /// Boxes that are being made; nobody may sweep them away.
-    pub starting: Mutex<HashSet<SandboxId>>,
-    /// Ids of boxes that an earlier server left, until they are adopted or cleared away.
-    pub reserved: Mutex<HashMap<SandboxId, Slot>>,
     /// Machines that are being booted ahead, by the names of their cgroups.
     pub building: Mutex<HashSet<String>>,
     /// Looked at once: a server that runs keeps the QEMU it began with.
@@ -89,20 +70,6 @@ pub(crate) struct Inner {
     pub shelf: Mutex<Shelf>,
     /// Set when the server ends.
     pub closed: AtomicBool,
-    events: mpsc::Sender<WardEvent>,
-}
-
-/// A box and the task that watches it.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub live: Arc<Live>,
-    watcher: AbortHandle,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.watcher.abort();
-    }
 }
 
 impl MicrovmWard {
@@ -122,21 +89,14 @@ impl MicrovmWard {
             .doing("finding the state directory")?;
         jail::prepare_host()?;
         let agent = install_agent(&config.agent, &state_dir, 0o444)?;
-        let tree = Cgroups::make_tree(&Layout::of_this_host()?, &tree_name(&state_dir))?;
-        waiting::clear_left(&state_dir, &tree);
-        let slots = Slots::new(config.id_base, config.id_slots)?;
-        let (events, receiver) = mpsc::channel(EVENTS);
+        let roster = Roster::new(state_dir, config.id_base, config.id_slots)?;
+        waiting::clear_left(&roster.state_dir, &roster.tree);
         let inner = Inner {
-            reserved: Mutex::new(reserved(&state_dir, &slots)),
-            state_dir,
+            roster,
             agent,
             machines_dir: config.machines_dir,
             kernel: config.kernel,
             program: config.qemu,
-            tree,
-            slots,
-            boxes: Mutex::default(),
-            starting: Mutex::default(),
             building: Mutex::default(),
             qemu: tokio::sync::Mutex::default(),
             without_kvm: AtomicBool::new(false),
@@ -149,11 +109,9 @@ impl MicrovmWard {
             waiting: config.waiting,
             shelf: Mutex::default(),
             closed: AtomicBool::new(false),
-            events,
         };
         Ok(Arc::new(Self {
             inner: Arc::new(inner),
-            events: Mutex::new(Some(receiver)),
         }))
     }
 
@@ -163,31 +121,20 @@ impl MicrovmWard {
     }
 
     async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
-        let inner = Arc::clone(&self.inner);
-        let (tell, told) = oneshot::channel();
-        // In a task of its own: a caller that goes away must not leave half a box.
-        tokio::spawn(async move {
-            let id = spec.id.clone();
-            let started = inner.start(spec, image.as_deref()).await;
-            if let Err(Ok(_unwanted)) = tell.send(started)
-                && let Err(error) = inner.destroy(&id).await
-            {
-                tracing::error!(%id, %error, "a box that nobody waited for was not ended");
-            }
-        });
-        told.await
-            .map_err(|_| Error::internal("the task that starts the box ended early"))?
+        let (inner, again) = (Arc::clone(&self.inner), Arc::clone(&self.inner));
+        own_kernel::born(
+            spec.id.clone(),
+            async move { inner.start(spec, image.as_deref()).await },
+            async move |id| again.roster.destroy(&id).await,
+        )
+        .await
     }
 }
 
 impl Inner {
-    pub fn box_dir(&self, id: &SandboxId) -> PathBuf {
-        self.state_dir.join(id.as_str())
-    }
-
     /// Where the QEMU of a box answers.
     pub fn control(&self, id: &SandboxId) -> PathBuf {
-        self.box_dir(id).join(CONTROL)
+        self.roster.box_dir(id).join(CONTROL)
     }
 
     /// What runs machines here, as far as it is known.
@@ -219,120 +166,51 @@ impl Inner {
         Ok(qemu)
     }
 
-    pub fn held(&self, id: &SandboxId) -> Option<Arc<Live>> {
-        lock(&self.boxes).get(id).map(|held| Arc::clone(&held.live))
-    }
-
-    pub fn must_hold(&self, id: &SandboxId) -> Result<Arc<Live>> {
-        self.held(id).ok_or_else(|| Error::sandbox_not_found(id))
-    }
-
     /// Takes a running box in and begins to watch it.
     pub fn hold(&self, live: Arc<Live>) {
-        let watcher =
-            tokio::spawn(watch::watch(Arc::clone(&live), self.events.clone())).abort_handle();
-        lock(&self.boxes).insert(live.id.clone(), Held { live, watcher });
+        self.roster.hold(live, watch::watch);
     }
 
     async fn adopt(&self, found: &LiveBox) -> Result<Adoption> {
-        if self.held(&found.id).is_some_and(|live| live.runs()) {
+        if self.roster.held(&found.id).is_some_and(|live| live.runs()) {
             return Ok(Adoption::Alive);
         }
-        let record = Record::parse(&found.record)?;
-        let Some(pidfd) = live::find(&record) else {
-            self.clear_record(&found.id, record).await?;
+        let Some(remains) = self.roster.find_again(found).await? else {
             return Ok(Adoption::Gone);
         };
-        let slot = lock(&self.reserved)
-            .remove(&found.id)
-            .filter(|slot| slot.number() == record.slot)
-            .or_else(|| self.slots.reclaim(record.slot));
-        if slot.is_none() {
-            tracing::warn!(id = %found.id, slot = record.slot, "the ids of the box are held twice");
-        }
-        let token = read_token(&self.box_dir(&found.id))?;
-        let watched = pidfd.try_clone().doing("watching the box")?;
-        let memory = self.memory_again(record.base.as_deref()).await;
-        let live = match Live::new(found.id.clone(), record.clone(), token, memory, pidfd, slot) {
-            Ok(live) => live,
-            // One that is about to end has lost its namespaces before it is seen to be dead.
-            Err(failure) => {
-                if !blocking(move || Ok(proc::ended_within(&watched, END_DEADLINE))).await? {
-                    return Err(failure.into());
-                }
-                self.clear_record(&found.id, record).await?;
-                return Ok(Adoption::Gone);
-            }
+        let has = Has {
+            memory: self.memory_again(remains.record.more.base.as_deref()).await,
+            kills: Mutex::default(),
+        };
+        let Some(live) = self.roster.revive(remains, has).await? else {
+            return Ok(Adoption::Gone);
         };
         self.look_if_frozen(&live).await?;
         self.hold(Arc::new(live));
         Ok(Adoption::Alive)
     }
 
-    pub async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let Some(live) = self.held(id) else {
-            return self.clear_unheld(id).await.map(drop);
-        };
-        live.begin_end();
-        {
-            let live = Arc::clone(&live);
-            blocking(move || live.kill().map_err(Error::from)).await?;
-        }
-        timeout(END_DEADLINE, live.ended())
-            .await
-            .map_err(|_| {
-                Error::new(Code::DeadlineExceeded, format!("box {id} does not die"))
-                    .hint("a process of it hangs in the kernel; look at /proc/PID/stack")
-            })?
-            .doing("waiting for the box to end")?;
-        live.over.cancel();
-        let cgroups = live.record.cgroups.clone();
-        let directory = self.box_dir(id);
-        drop(live);
-        blocking(move || {
-            // Stragglers that were made while the rest was killed.
-            cgroups.kill_all();
-            cgroups.remove(END_DEADLINE)?;
-            remove_dir(&directory)
-        })
-        .await?;
-        lock(&self.boxes).remove(id);
-        Ok(())
-    }
-
     async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
-        let live = self.must_hold(id)?;
-        if !live.runs() {
-            return Err(Error::conflict(format!("box {id} has ended")));
-        }
-        live.record.shape.check(limits)?;
-        let (cgroups, outer) = (live.record.cgroups.clone(), host_limits(limits));
-        blocking(move || {
-            cgroups.set_limits(&outer).map_err(|failure| {
-                let busy = failure.source.kind() == io::ErrorKind::ResourceBusy;
-                let error = Error::from(failure);
-                if busy {
-                    Error::conflict(error.message).hint("the box uses more memory than that now")
-                } else {
-                    error
-                }
-            })
-        })
-        .await?;
-        if *live.frozen.lock().await {
-            return Err(Error::conflict(format!("box {id} is frozen")).hint("resume it first"));
-        }
+        let live = self.roster.must_hold(id)?;
+        live.record.more.shape.check(limits)?;
+        live.limit_outside(host_limits(limits)).await?;
         start::set_inner_limits(&live, limits, LIMITS_DEADLINE).await
     }
 
+    async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
+        let building = lock(&self.building).clone();
+        // Those that an earlier server left waiting were cleared away before this one began.
+        let spared = move |name: &str| building.contains(name) || name.starts_with(WAITING);
+        self.roster.sweep(known, spared).await
+    }
+
     async fn usage(&self, id: &SandboxId) -> Result<Usage> {
-        let live = self.must_hold(id)?;
+        let live = self.roster.must_hold(id)?;
         let cgroups = live.record.cgroups.clone();
         let mut usage = blocking(move || cgroups.usage().map_err(Error::from)).await?;
         // Tasks of the host say nothing about processes of the machine; one that stands still
         // does not answer.
-        let frozen = live.frozen.try_lock();
-        if !matches!(frozen, Ok(frozen) if !*frozen) {
+        if !live.moves() {
             return Ok(usage);
         }
         match start::inner_usage(&live, USAGE_DEADLINE).await {
@@ -395,8 +273,8 @@ impl Ward for MicrovmWard {
     }
 
     async fn connect(&self, id: &SandboxId) -> Result<Channel> {
-        let live = self.inner.must_hold(id)?;
-        Ok(Box::new(start::connect(&live).await?))
+        let live = self.inner.roster.must_hold(id)?;
+        Ok(Box::new(own_kernel::connect(&live).await?))
     }
 
     async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
@@ -408,11 +286,8 @@ impl Ward for MicrovmWard {
     }
 
     async fn netns(&self, id: &SandboxId) -> Result<OwnedFd> {
-        let live = self.inner.must_hold(id)?;
-        live.netns()
-            .try_clone()
-            .doing("keeping the network namespace of the box")
-            .map_err(Error::from)
+        let live = self.inner.roster.must_hold(id)?;
+        live.share_netns()
     }
 
     async fn freeze(&self, id: &SandboxId) -> Result<()> {
@@ -439,7 +314,7 @@ impl Ward for MicrovmWard {
         let inner = Arc::clone(&self.inner);
         let id = id.clone();
         // In a task of its own: once begun it goes to the end.
-        tokio::spawn(async move { inner.destroy(&id).await })
+        tokio::spawn(async move { inner.roster.destroy(&id).await })
             .await
             .map_err(|error| Error::internal(format!("ending the box: {error}")))?
     }
@@ -453,17 +328,6 @@ impl Ward for MicrovmWard {
     }
 
     fn events(&self) -> Option<mpsc::Receiver<WardEvent>> {
-        lock(&self.events).take()
+        self.inner.roster.events()
     }
-}
-
-/// The ids of every box that has a directory here.
-fn reserved(state_dir: &Path, slots: &Arc<Slots>) -> HashMap<SandboxId, Slot> {
-    box_dirs(state_dir)
-        .into_iter()
-        .filter_map(|(id, directory)| {
-            let slot = slots.reclaim(Note::read(&directory)?.slot)?;
-            Some((id, slot))
-        })
-        .collect()
 }

@@ -12,7 +12,6 @@ use crate::{
     image::Origin,
     machine::{Machine, PAGES, answered, note, read, rename, save_devices},
     memory::{Mapped, Ram},
-    network::dial_agent,
     start::new_order,
     ward::Inner,
 };
@@ -28,6 +27,7 @@ use sandkeep_host::{
     work::{blocking, lock},
 };
 use sandkeep_model::{Error, Limits, Result, Secret, random_token};
+use sandkeep_own_kernel as own_kernel;
 use serde_json::json;
 use std::{
     fs::{self, File},
@@ -260,7 +260,7 @@ fn beside(machine: &Machine, name: &str) -> PathBuf {
 /// What the first call of a user does: afterwards its programs and the agent's own code are in
 /// memory. Templates without these programs are served all the same.
 async fn first_steps(netns: &OwnedFd, token: &Secret) -> Result<()> {
-    let mut agent = Agent::over(dial_agent(netns, token).await?).await?;
+    let mut agent = Agent::over(own_kernel::dial(netns, token).await?).await?;
     let identity = InitRequest {
         hostname: Some(NAME.to_owned()),
         ..InitRequest::default()
@@ -279,7 +279,7 @@ async fn first_steps(netns: &OwnedFd, token: &Secret) -> Result<()> {
             }),
             ..StartRequest::default()
         };
-        let agent = Agent::over(dial_agent(netns, token).await?).await?;
+        let agent = Agent::over(own_kernel::dial(netns, token).await?).await?;
         let Ok(mut stream) = agent.start(&request, None, None).await else {
             continue;
         };

@@ -1,6 +1,6 @@
 //! Watches one box: the end of its QEMU, and kills for want of memory in its machine.
 
-use crate::{live::Live, start};
+use crate::{record::Live, start};
 use sandkeep_host::work::lock;
 use sandkeep_ward::WardEvent;
 use std::{sync::Arc, time::Duration};
@@ -28,7 +28,7 @@ pub async fn watch(live: Arc<Live>, events: Sender<WardEvent>) {
                 found = kills(&live) => found,
             };
             let Some(kills) = found else { continue };
-            let before = lock(&live.kills).replace(kills).unwrap_or(kills);
+            let before = lock(&live.has.kills).replace(kills).unwrap_or(kills);
             if kills > before {
                 let id = live.id.clone();
                 // Nobody listens: the server is on its way out.
@@ -53,11 +53,8 @@ pub async fn watch(live: Arc<Live>, events: Sender<WardEvent>) {
 
 /// A machine that stands still, or does not answer, is not asked.
 async fn kills(live: &Live) -> Option<u64> {
-    {
-        let frozen = live.frozen.try_lock().ok()?;
-        if *frozen {
-            return None;
-        }
+    if !live.moves() {
+        return None;
     }
     let usage = start::inner_usage(live, ANSWERS).await.ok()?;
     Some(usage.oom_kills)
