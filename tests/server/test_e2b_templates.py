@@ -186,9 +186,9 @@ def test_tags_are_counted_and_told_apart(server, name):
     assert [group["tag"] for group in rest["tags"]] == ["v1.0"] and rest["nextCursor"] is None
     assert [group["tag"] for group in server.json("GET", path + "/groups?search=sta")["tags"]] == ["stable"]
     (one,) = server.json("GET", path + "/v1.0/assignments")["data"]
-    assert one["buildID"] == build and uuid.UUID(one["assignmentID"])
-    ids = {group["assignments"][0]["assignmentID"] for group in groups["tags"] + rest["tags"]}
-    assert len(ids) == 3 and one["assignmentID"] in ids
+    assert one["buildId"] == build and uuid.UUID(one["assignmentId"])
+    ids = {group["assignments"][0]["assignmentId"] for group in groups["tags"] + rest["tags"]}
+    assert len(ids) == 3 and one["assignmentId"] in ids
     assert server.request("GET", "/templates/nobody-has-this/tags/count")[0] == 404
 
 

@@ -180,9 +180,7 @@ fn normalized(name: &TemplateName, tag: &str) -> Result<String> {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Assignment {
-    #[serde(rename = "assignmentID")]
     assignment_id: String,
-    #[serde(rename = "buildID")]
     build_id: String,
     assigned_at: Timestamp,
     build_created_at: Timestamp,
