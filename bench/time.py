@@ -205,6 +205,7 @@ class Bench:
             if not point["memory"]:
                 # What it held went with its processes.
                 self.hold(box, size)
+        first = [self.after_a_restart(box) for _ in range(ROUNDS // 2)]
         what = "memory" if point["memory"] else "files"
         name = f"{level} ({mode})"
         add = self.table.add
@@ -213,6 +214,7 @@ class Bench:
         add(f"{name}: pause", size, pauses)
         add(f"{name}: resume", size, wakes)
         add(f"{name}: resume to first answer", size, resumes)
+        add(f"{name}: first resume of a server, to first answer", size, first)
         add(f"{level}: rollback to first answer ({what})", size, backs)
         for count, rounds in FORKS.items():
             took, ram, disk = [], [], []
@@ -247,6 +249,17 @@ class Bench:
             self.aims["container: wake from the freezer"] = (median(wakes), 5)
         if level == "container" and mode == "disk" and size == 200:
             self.aims["container resume to first answer, 200 MB"] = (median(resumes), 300)
+
+    def after_a_restart(self, box: str) -> float:
+        """The first resume of a server reads the image through before it is used."""
+        self.call("POST", f"/v1/sandboxes/{box}/pause", {})
+        self.server.stop()
+        self.server.start()
+        self.client = create.Client(self.server)
+        start = time.perf_counter()
+        self.call("POST", f"/v1/sandboxes/{box}/resume", {"timeout_seconds": 3600})
+        self.answers(box)
+        return (time.perf_counter() - start) * 1000
 
     def freezer(self) -> None:
         """Frozen in memory: what the container level does with what can not be written to disk."""
