@@ -7,6 +7,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from boxkit import Box  # noqa: E402
+from outside import Outside  # noqa: E402
 from sandkeep_server import Server  # noqa: E402
 from world import World, enter, own_namespace  # noqa: E402
 
@@ -36,6 +37,26 @@ def make(server):
     yield make
     for box in made:
         box.kill()
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    outside = Outside(tmp_path_factory.mktemp("outside"))
+    yield outside
+    outside.close()
+
+
+@pytest.fixture(scope="module")
+def moated(server, outside):
+    """A server that knows the outside, in place of the one of the whole run."""
+    server.stop()
+    own = Server("--pool-size", "0", *outside.flags(), state=server.state).start()
+    yield own
+    if own.process is None or own.process.poll() is not None:
+        own.start()
+    own.end_boxes()
+    own.stop()
+    server.start()
 
 
 @pytest.fixture(scope="module")

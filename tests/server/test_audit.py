@@ -7,17 +7,10 @@ import threading
 
 import pytest
 from boxkit import Box, wait_for
-from outside import ADDRESS, Outside
+from outside import ADDRESS
 from sandkeep_server import Refused, Server, binary
 
 CURL = ["curl", "-sS", "--max-time", "30"]
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory):
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 from boxkit import Box, wait_for
-from outside import Outside
-from sandkeep_server import Refused, Server
+from sandkeep_server import Refused
 
 pytestmark = pytest.mark.skipif(
     shutil.which("runsc") is None and "SANDKEEP_TEST_GVISOR" not in os.environ,
@@ -135,24 +134,6 @@ def test_memory_and_processes_live_through_a_pause_and_in_forks(server, gvisor):
             Known(server, fork["sandbox"]).kill()
     assert len(names) == 3, names
     assert gvisor.root(ASK).out == "3"
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory):
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
-
-
-@pytest.fixture(scope="module")
-def moated(server, outside):
-    """A server that knows the outside, in place of the one of the whole run."""
-    server.stop()
-    own = Server("--pool-size", "0", *outside.flags(), state=server.state).start()
-    yield own
-    own.end_boxes()
-    own.stop()
-    server.start()
 
 
 def test_a_state_that_runsc_refuses_is_a_typed_error_that_names_the_path(server, gvisor):

@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 from boxkit import Box, wait_for
-from outside import Outside
-from sandkeep_server import Refused, Server
+from sandkeep_server import Refused
 
 pytestmark = pytest.mark.skipif(
     shutil.which("qemu-system-x86_64") is None and "SANDKEEP_TEST_MICROVM" not in os.environ,
@@ -132,24 +131,6 @@ def test_a_box_that_powers_off_is_gone(server):
                 return refused.status == 404
 
         wait_for(gone, "the box is gone", 60)
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory):
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
-
-
-@pytest.fixture(scope="module")
-def moated(server, outside):
-    """A server that knows the outside, in place of the one of the whole run."""
-    server.stop()
-    own = Server("--pool-size", "0", *outside.flags(), state=server.state).start()
-    yield own
-    own.end_boxes()
-    own.stop()
-    server.start()
 
 
 def test_the_moat_is_around_it(moated, outside):

@@ -8,19 +8,12 @@ import time
 
 import pytest
 from boxkit import Box, wait_for
-from outside import ADDRESS, CLOSED, Outside
+from outside import ADDRESS, CLOSED
 from sandkeep_server import Refused, Server, binary
 
 # Every refusal is immediate; only a hang runs into this.
 CURL = ["curl", "-sS", "--max-time", "20"]
 HANGS = 28
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory):
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
 
 
 @pytest.fixture(scope="module")

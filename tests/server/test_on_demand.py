@@ -8,8 +8,7 @@ import subprocess
 
 import pytest
 from boxkit import Box, wait_for
-from outside import Outside
-from sandkeep_server import Server, binary
+from sandkeep_server import binary
 from test_cli import Terminal
 
 IDLE = {"timeout_seconds": None, "idle_seconds": 1, "auto_resume": True}
@@ -130,24 +129,6 @@ def test_a_box_paused_before_a_reboot_resumes_after_it(server, make):
         assert rest["pause"]["mode"] == "filesystem" and "memory was lost" in rest["pause"]["why"], rest
     server.json("POST", frozen.path + "/resume", {})
     assert frozen.exec("cat /home/user/note").out == "kept\n"
-
-
-@pytest.fixture(scope="module")
-def outside(tmp_path_factory):
-    outside = Outside(tmp_path_factory.mktemp("outside"))
-    yield outside
-    outside.close()
-
-
-@pytest.fixture(scope="module")
-def moated(server, outside):
-    """A server that knows the outside, in place of the one of the whole run."""
-    server.stop()
-    own = Server("--pool-size", "0", *outside.flags(), state=server.state).start()
-    yield own
-    own.end_boxes()
-    own.stop()
-    server.start()
 
 
 def test_traffic_keeps_a_box_awake(moated, outside):
