@@ -178,13 +178,21 @@ ensure_machines() {
     warn "QEMU could not be installed: $hint"
     return 1
   fi
-  [ -e "$dir/vmlinuz" ] || machine_kernel "$dir" || {
+  # One that an earlier version of this script fetched has fewer drivers.
+  [ "$(cat "$dir/drivers/list" 2>/dev/null)" = "${MACHINE_DRIVERS[*]}" ] || machine_kernel "$dir" || {
     warn "the kernel of machines could not be fetched: $hint"
     return 1
   }
 }
 
 MACHINE_DRIVERS=(virtio virtio_ring virtio_mmio virtio_console virtio_blk failover net_failover virtio_net)
+# For programs in boxes: containers, firewalls, tunnels (see MORE_DRIVERS of the agent).
+MACHINE_DRIVERS+=(
+  overlay llc stp bridge br_netfilter veth nfnetlink libcrc32c nf_tables x_tables nft_compat nf_defrag_ipv4
+  nf_defrag_ipv6 nf_conntrack nf_nat nft_chain_nat nft_ct nft_masq nft_nat nf_reject_ipv4 nf_reject_ipv6
+  nft_reject nft_reject_inet xt_MASQUERADE xt_addrtype xt_conntrack xt_comment xt_tcpudp xt_mark xt_nat
+  xt_multiport ip_tables iptable_nat iptable_filter nf_conntrack_netlink ipt_REJECT tun fuse loop
+)
 machine_kernel() {
   local dir=$1 fresh package driver file status=0
   command -v apt-get >/dev/null || return 1
@@ -212,6 +220,7 @@ machine_kernel() {
       esac
       strip --strip-debug "drivers/$driver.ko"
     done
+    printf '%s' "${MACHINE_DRIVERS[*]}" >drivers/list
     rm -rf unpacked ./*.deb
   ) || status=1
   if [ "$status" -eq 0 ]; then

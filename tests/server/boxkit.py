@@ -30,7 +30,8 @@ class Box:
     def __init__(self, server: Server, **request):
         request.setdefault("timeout_seconds", 300)
         self.server = server
-        self.made = server.json("POST", "/v1/sandboxes", request)
+        timeout = request.pop("http_timeout", 60)
+        self.made = server.json("POST", "/v1/sandboxes", request, timeout=timeout)
         self.id = self.made["id"]
         self.path = f"/v1/sandboxes/{self.id}"
 
@@ -113,6 +114,31 @@ def raw(server: Server, data: bytes, limit: float = 15.0) -> bytes:
                 break
             got += chunk
         return got
+
+
+# A process whose memory tells whether it is the same: it counts how often it was asked.
+COUNTER = """
+import http.server
+count = 0
+class Count(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global count
+        count += 1
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(count).encode())
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("0.0.0.0", 8077), Count).serve_forever()
+"""
+COUNTER_PORT = 8077
+ASK_COUNTER = "curl -sS --retry 60 --retry-delay 1 --retry-connrefused --max-time 60 http://127.0.0.1:8077/"
+
+
+def start_counter(box: Box):
+    box.write("/root/counter.py", COUNTER.encode(), user="root")
+    assert box.root("nohup python3 /root/counter.py >/dev/null 2>&1 &").ok
+    assert box.root(ASK_COUNTER).out == "1"
 
 
 # Calls the kernel directly: the attack, not the tool that wraps it.

@@ -5,8 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
-from boxkit import Box
+from boxkit import Box, wait_for
 from identitykit import checked, token
+
+
+SSH_KEY = "/etc/ssh/ssh_host_ed25519_key"
 
 
 @pytest.fixture(params=["gvisor", "container"])
@@ -14,6 +17,7 @@ def family(request, server):
     """A box, and two forks of one point of it."""
     with Box(server, isolation=request.param, timeout_seconds=600) as box:
         assert box.root("echo shared > /home/user/note").ok
+        assert box.root(f"mkdir -p /etc/ssh && ssh-keygen -q -t ed25519 -N '' -f {SSH_KEY}").ok
         made = server.json("POST", box.path + "/fork", {"count": 2})["forks"]
         forks = [Box.known(server, one["sandbox"]["id"]) for one in made]
         yield [box, *forks]
@@ -37,6 +41,17 @@ def test_machine_id_and_names(family):
     different(family, "hostname")
     different(family, "cat /etc/hostname")
     different(family, "echo $E2B_SANDBOX_ID")
+
+
+def test_an_ssh_server_gets_keys_of_its_own(server, family):
+    for one in family:
+        wait_for(lambda: one.root(f"cat {SSH_KEY}.pub").ok, "it has a key")
+    different(family, f"cat {SSH_KEY}.pub")
+    different(family, f"cat {SSH_KEY}")
+    kept = family[1].root(f"cat {SSH_KEY}.pub").out
+    server.json("POST", family[1].path + "/pause", {})
+    server.json("POST", family[1].path + "/resume", {})
+    assert family[1].root(f"cat {SSH_KEY}.pub").out == kept, "it is the same machine"
 
 
 def test_access_tokens(server, family):

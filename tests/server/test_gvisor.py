@@ -4,7 +4,7 @@ import os
 import shutil
 
 import pytest
-from boxkit import Box, wait_for
+from boxkit import ASK_COUNTER, Box, start_counter, wait_for
 from sandkeep_server import Refused
 
 pytestmark = pytest.mark.skipif(
@@ -15,16 +15,6 @@ pytestmark = pytest.mark.skipif(
 # Every refusal is immediate; only a hang runs into this.
 CURL = ["curl", "-sS", "--max-time", "60"]
 HANGS = 28
-
-
-class Known(Box):
-    """A box somebody else made."""
-
-    def __init__(self, server, view):
-        self.server = server
-        self.made = view
-        self.id = view["id"]
-        self.path = f"/v1/sandboxes/{self.id}"
 
 
 @pytest.fixture
@@ -95,45 +85,26 @@ def test_a_box_without_memory_ends_and_says_why(server):
         wait_for(gone, "the box is gone", 60)
 
 
-COUNTER = """
-import http.server
-count = 0
-class Count(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        global count
-        count += 1
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(str(count).encode())
-    def log_message(self, *_):
-        pass
-http.server.HTTPServer(("127.0.0.1", 8077), Count).serve_forever()
-"""
-ASK = "curl -sS --retry 60 --retry-delay 1 --retry-connrefused --max-time 60 http://127.0.0.1:8077/"
-
-
 def test_memory_and_processes_live_through_a_pause_and_in_forks(server, gvisor):
-    gvisor.write("/root/counter.py", COUNTER.encode(), user="root")
-    assert gvisor.root("nohup python3 /root/counter.py >/dev/null 2>&1 &").ok
-    assert gvisor.root(ASK).out == "1"
+    start_counter(gvisor)
     paused = server.json("POST", gvisor.path + "/pause", {})
     assert paused["state"] == "paused", paused
     server.kill_hard()
     server.start()
     server.json("POST", gvisor.path + "/resume", {})
-    assert gvisor.root(ASK).out == "2", "the same process, with its memory"
+    assert gvisor.root(ASK_COUNTER).out == "2", "the same process, with its memory"
     forks = server.json("POST", gvisor.path + "/fork", {"count": 2})["forks"]
     names = {gvisor.root(["hostname"]).out}
     try:
         for fork in forks:
-            box = Known(server, fork["sandbox"])
-            assert box.root(ASK).out == "3", "each goes on by itself"
+            box = Box.known(server, fork["sandbox"]["id"])
+            assert box.root(ASK_COUNTER).out == "3", "each goes on by itself"
             names.add(box.root(["hostname"]).out)
     finally:
         for fork in forks:
-            Known(server, fork["sandbox"]).kill()
+            Box.known(server, fork["sandbox"]["id"]).kill()
     assert len(names) == 3, names
-    assert gvisor.root(ASK).out == "3"
+    assert gvisor.root(ASK_COUNTER).out == "3"
 
 
 def test_a_state_that_runsc_refuses_is_a_typed_error_that_names_the_path(server, gvisor):
@@ -152,7 +123,7 @@ def test_a_state_that_runsc_refuses_is_a_typed_error_that_names_the_path(server,
             # A fork begins without memory then.
             assert call == "fork", answer
             for fork in answer["forks"]:
-                copy = Known(server, fork["sandbox"])
+                copy = Box.known(server, fork["sandbox"]["id"])
                 assert not copy.root("pgrep sleep").ok
                 copy.kill()
         assert gvisor.info()["state"] == "running" and gvisor.root("pgrep sleep").out == held

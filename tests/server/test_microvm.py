@@ -1,11 +1,16 @@
 """The microVM level through the server: the same box, in a machine of its own."""
 
 import os
+import secrets
 import shutil
+import subprocess
 
 import pytest
-from boxkit import Box, wait_for
-from sandkeep_server import Refused
+from boxkit import ASK_COUNTER, COUNTER_PORT, Box, start_counter, wait_for
+from identitykit import checked, token
+from sandkeep_server import Refused, Server, binary
+from test_cli import Terminal
+from test_template_build import told, warmed
 
 pytestmark = pytest.mark.skipif(
     shutil.which("qemu-system-x86_64") is None and "SANDKEEP_TEST_MICROVM" not in os.environ,
@@ -17,26 +22,19 @@ CURL = ["curl", "-sS", "--max-time", "60"]
 HANGS = 28
 # The smallest machine there is: emulated, every vCPU and page costs.
 SMALL = {"memory_mib": 256, "cpu_millis": 1000, "disk_mib": 512}
-COUNTER = """
-import http.server
-count = 0
-class Count(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        global count
-        count += 1
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(str(count).encode())
-    def log_message(self, *_):
-        pass
-http.server.HTTPServer(("127.0.0.1", 8077), Count).serve_forever()
-"""
-ASK = "curl -sS --retry 60 --retry-delay 1 --retry-connrefused --max-time 60 http://127.0.0.1:8077/"
 FORKS = 2
 
 
 def machine(server, **request):
-    return Box(server, isolation="microvm", limits=SMALL, **request)
+    request.setdefault("timeout_seconds", 1800)
+    # The first of a shape waits for a machine to be booted.
+    request.setdefault("http_timeout", 300)
+    return Box(server, isolation="microvm", limits=SMALL | request.pop("limits", {}), **request)
+
+
+def cli(server, *words):
+    env = {**os.environ, **server.cli_env()}
+    return subprocess.run([binary(), *words], env=env, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +54,16 @@ def test_a_box_in_a_machine_of_its_own(server, microvm):
     microvm.exec("echo inside > /home/user/told")
     assert microvm.read("/home/user/told") == b"inside\n"
     # Root of the machine may do what root may, and the host's disks are not there.
-    ran = microvm.root("mount -t tmpfs none /mnt && umount /mnt && ls /sys/block; cat /proc/1/comm")
+    ran = microvm.root("mount -t tmpfs none /mnt && umount /mnt && ls /sys/block | grep -v loop; cat /proc/1/comm")
     assert ran.out == "vda\ninit\n", ran
+    # What runs it is said, of this box and of the host.
+    acceleration = microvm.info()["acceleration"]
+    shown = cli(server, "inspect", microvm.id)
+    assert acceleration in ("kvm", "emulated"), acceleration
+    assert f"acceleration       {acceleration}\n" in shown.stdout, shown
     levels = {level["level"]: level for level in server.json("GET", "/v1/host")["levels"]}
     checks = {check["name"]: check for check in levels["microvm"]["checks"]}
-    assert checks["acceleration"]["found"].startswith(("kvm", "emulated")), checks
+    assert checks["acceleration"]["found"].startswith(acceleration), checks
 
 
 def test_nobody_gets_an_emulated_machine_who_did_not_ask(server):
@@ -77,24 +80,24 @@ def test_files_points_and_levels_do_not_mix(server, microvm):
 
 
 def test_memory_lives_through_pauses_kills_forks_and_rollbacks(server, microvm):
-    microvm.write("/root/counter.py", COUNTER.encode(), user="root")
-    assert microvm.root("nohup python3 /root/counter.py >/dev/null 2>&1 &").ok
-    assert microvm.root(ASK).out == "1"
+    start_counter(microvm)
     server.kill_hard()
     server.start()
-    assert microvm.root(ASK).out == "2", "the machine went on without a server"
+    assert microvm.root(ASK_COUNTER).out == "2", "the machine went on without a server"
     paused = server.json("POST", microvm.path + "/pause", {}, timeout=300)
     assert paused["state"] == "paused", paused
     server.kill_hard()
     server.start()
     server.json("POST", microvm.path + "/resume", {}, timeout=300)
-    assert microvm.root(ASK).out == "3", "the same process, with its memory"
+    assert microvm.root(ASK_COUNTER).out == "3", "the same process, with its memory"
 
+    # An ssh server proves by these which machine it is.
+    assert microvm.root("mkdir -p /etc/ssh && ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key").ok
     forks = server.json("POST", microvm.path + "/fork", {"count": FORKS}, timeout=300)["forks"]
     seen = [microvm]
     try:
         seen += [Box.known(server, fork["sandbox"]["id"]) for fork in forks]
-        assert [box.root(ASK).out for box in seen] == ["4"] * len(seen), "each goes on by itself"
+        assert [box.root(ASK_COUNTER).out for box in seen] == ["4"] * len(seen), "each goes on by itself"
         # Copies are the same in nothing that must differ.
         for what in (
             "hostname",
@@ -104,6 +107,13 @@ def test_memory_lives_through_pauses_kills_forks_and_rollbacks(server, microvm):
         ):
             answers = [box.root(what).out for box in seen]
             assert len(set(answers)) == len(seen), (what, answers)
+        subjects = {checked(server, token(box))["sub"] for box in seen}
+        assert len(subjects) == len(seen), subjects
+        key = "cat /etc/ssh/ssh_host_ed25519_key.pub"
+        for box in seen:
+            wait_for(lambda: box.root(key).ok, "it has a key again", 120)
+        answers = [box.root(key).out for box in seen]
+        assert len(set(answers)) == len(seen), answers
     finally:
         for box in seen[1:]:
             box.kill()
@@ -133,6 +143,166 @@ def test_a_box_that_powers_off_is_gone(server):
         wait_for(gone, "the box is gone", 60)
 
 
+def test_points_are_compared_by_the_files_in_them(server, microvm):
+    microvm.root("mkdir -p /srv/work; echo one > /srv/work/file; echo gone > /srv/work/old")
+    # Nobody synced: the kernel of the machine may keep all of this back.
+    before = server.json("POST", microvm.path + "/points", {"memory": False}, timeout=300)["id"]
+    microvm.root("cd /srv/work; echo two > file; rm old; mkdir new; seq 20000 > new/numbers")
+    after = server.json("POST", microvm.path + "/points", {"memory": True}, timeout=300)["id"]
+    diff = server.json("GET", f"/v1/points/{before}/diff/{after}?text=true", timeout=300)
+    changes = {change["path"]: change for change in diff["changes"]}
+    told = {path: (change["kind"], change["bytes_before"], change["bytes_after"]) for path, change in changes.items()}
+    assert told.items() >= {
+        "/srv/work/file": ("changed", 4, 4),
+        "/srv/work/old": ("removed", 5, None),
+        "/srv/work/new": ("added", None, 0),
+        "/srv/work/new/numbers": ("added", None, 108894),
+    }.items(), told
+    assert "-one\n+two\n" in changes["/srv/work/file"]["text"], changes
+    assert len(changes) < 20, "nothing else was touched"
+    assert "~ /srv/work/file" in cli(server, "diff", before, after).stdout
+
+
+def test_a_disk_that_its_box_destroyed_is_refused_in_words(server):
+    with machine(server) as box:
+        before = server.json("POST", box.path + "/points", {"memory": False}, timeout=300)["id"]
+        box.root("dd if=/dev/urandom of=/dev/vda bs=1M count=64 conv=notrunc oflag=direct 2>/dev/null")
+        after = server.json("POST", box.path + "/points", {"memory": True}, timeout=300)["id"]
+        with pytest.raises(Refused) as refused:
+            server.json("GET", f"/v1/points/{before}/diff/{after}", timeout=300)
+        assert refused.value.status == 409 and "can not be read" in str(refused.value), refused.value
+        for point in (before, after):
+            server.json("DELETE", f"/v1/points/{point}")
+
+
+def test_a_terminal_in_a_machine(server, microvm):
+    terminal = Terminal(server, "shell", microvm.id)
+    terminal.resize(33, 77)
+    terminal.type("until [ \"$(stty size)\" = '33 77' ]; do sleep 0.5; done; echo resized-$((1+1))\n")
+    terminal.expect("resized-2", 120)
+    terminal.type("sleep 600\n")
+    wait_for(lambda: microvm.exec(["pgrep", "-fx", "sleep 600"]).ok, "the shell runs it")
+    terminal.type("\x03")
+    terminal.type("echo after-$((1+1)); exit 5\n")
+    terminal.expect("after-2")
+    assert terminal.end() == 5
+
+
+def test_limits_hold_and_are_told(server, microvm):
+    # The disk: what is not there can not be had, and the box goes on.
+    ran = microvm.root("fallocate -l 2G /root/huge; echo $?; rm -f /root/huge; echo fine > /root/small && cat /root/small")
+    assert ran.out == "1\nfine\n" and "No space" in ran.err, ran
+    # The memory: who wants too much dies, and nobody else.
+    before = microvm.info()["oom_kills"]
+    ran = microvm.python("b'x' * (400 << 20)")
+    assert not ran.ok and "MemoryError" not in ran.err, ran
+    assert microvm.root("echo alive").out == "alive\n"
+    wait_for(lambda: microvm.info()["oom_kills"] > before, "it is told", 60)
+    usage = microvm.info()["usage"]
+    assert usage["memory_bytes"] > 1 << 20 and usage["cpu_usec"] > 0 and usage["pids"] > 0, usage
+    samples = server.json("GET", microvm.path + "/metrics")["samples"]
+    assert samples and samples[-1]["memory_used"] > 1 << 20, samples
+    assert microvm.root(["nproc"]).out == "1\n"
+
+
+def test_the_worst_is_undone(server):
+    """With automatic points: before a command that looks like it, one is made."""
+    with machine(server, auto_points={"before_matching": ["risky"]}) as box:
+        assert box.root("echo precious > /home/user/work").ok
+        try:
+            box.root("rm -rf --no-preserve-root / 2>/dev/null; true", http_timeout=600, timeout_ms=500_000)
+        except Refused:
+            pass
+        made = server.json("GET", box.path + "/points")["points"]
+        assert [point["kind"] for point in made] == ["auto"], made
+        view = server.json("POST", box.path + "/rollback", {"to": made[0]["id"]}, timeout=300)
+        assert view["id"] == box.id and view["state"] == "running", view
+        assert box.exec("cat /home/user/work").out == "precious\n"
+
+
+def test_nobody_wants_it_so_it_rests_and_wakes_for_whoever_calls(server):
+    with machine(server, timeout_seconds=None, idle_seconds=1, auto_resume=True) as box:
+        start_counter(box)
+        for ask in ("api", "port"):
+            wait_for(lambda: server.json("GET", "/v1/sandboxes?state=paused")["sandboxes"], "it rests", 180)
+            if ask == "api":
+                assert box.root(ASK_COUNTER, http_timeout=300).out == "2"
+            else:
+                headers = {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": str(COUNTER_PORT)}
+                status, _, body = server.request("GET", "/", headers=headers, timeout=300)
+                assert (status, body) == (200, b"3"), (status, body)
+
+
+def test_as_many_processors_as_were_asked_for(server):
+    server.stop()
+    own = Server("--pool-size", "0", "--max-cpu-millis", "16000", state=server.state).start()
+    try:
+        with machine(own, limits={"cpu_millis": 4000}) as box:
+            assert box.root(["nproc"]).out == "4\n"
+        with pytest.raises(Refused) as refused:
+            machine(own, limits={"cpu_millis": 9000})
+        assert refused.value.error["field"] == "limits.cpu_millis" and "at most 8" in str(refused.value), refused.value
+    finally:
+        own.stop()
+        server.start()
+
+
+def test_a_template_is_warmed_in_a_machine(server):
+    name = "warm-vm-" + secrets.token_hex(4)
+    try:
+        made = warmed(server, name, isolation=["microvm"], limits=SMALL).ended(600)
+        assert made["status"] == "ready", made
+
+        def warm():
+            (level,) = server.json("GET", f"/v1/templates/{name}")["built"]["levels"]
+            return level["isolation"] == "microvm" and level["warm"]
+
+        wait_for(warm, "its memory is made", 300)
+        boxes = [Box(server, template=name, isolation="microvm") for _ in range(2)]
+        try:
+            (born, first), (also, second) = [told(box) for box in boxes]
+            assert born == also, "both go on with the process that was started when the template was built"
+            assert first != second, "but not with its randomness"
+        finally:
+            for box in boxes:
+                box.kill()
+    finally:
+        server.request("DELETE", f"/v1/templates/{name}")
+
+
+def test_memory_of_another_build_is_refused_in_words(server, tmp_path):
+    """A point is written down, carried away, and comes back where the kernel is another."""
+    with machine(server) as box:
+        assert box.root("echo kept > /home/user/note").ok
+        point = server.json("POST", box.path + "/points", {"memory": True}, timeout=300)
+    file = tmp_path / "point"
+    assert cli(server, "points", "export", point["id"], str(file)).returncode == 0
+    # Another kernel: one driver less.
+    other = tmp_path / "kernel"
+    shutil.copytree(os.environ.get("SANDKEEP_TEST_MICROVM", "/usr/share/sandkeep/kernel"), other)
+    (other / "drivers" / "loop.ko").unlink()
+    server.stop()
+    server.env["SANDKEEP_MICROVM_KERNEL"] = str(other)
+    server.start()
+    try:
+        with pytest.raises(Refused) as refused:
+            Box(server, from_point=point["id"])
+        words = str(refused.value)
+        assert "qemu" in words and point["engine"].split()[-1] in words and "without memory" in words, words
+    finally:
+        server.stop()
+        del server.env["SANDKEEP_MICROVM_KERNEL"]
+        server.start()
+    # Without its memory it is good with any build.
+    server.json("DELETE", f"/v1/points/{point['id']}")
+    back = cli(server, "points", "import", "--files-only", str(file))
+    assert back.returncode == 0, back
+    view = server.json("GET", f"/v1/points/{point['id']}")
+    assert view["memory"] is False and "without its memory" in view["why_disk_only"], view
+    server.json("DELETE", f"/v1/points/{point['id']}")
+
+
+# Last: it has a server of its own in place of the one of the whole run.
 def test_the_moat_is_around_it(moated, outside):
     allow = {"allow": [f"good.sandkeep.test:{outside.web.port}"]}
     with machine(moated, network=allow) as box:

@@ -17,6 +17,9 @@ pub const LOGS_PATH: &str = "/sandkeep.host/logs";
 /// `POST` [`SignalRequest`], answers 204.
 pub const SIGNAL_PATH: &str = "/sandkeep.host/signal";
 
+/// `POST`, answers 204 when everything written so far is on the disk of the box.
+pub const SETTLE_PATH: &str = "/sandkeep.host/settle";
+
 /// Sends a process the agent started a signal that envd's protocol has no word for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignalRequest {

@@ -3,8 +3,8 @@
 use http::StatusCode;
 use sandkeep_agent_api::host::{
     HostSignal, INIT_PATH, InitRequest, LIMITS_PATH, LOGS_PATH, LimitsRequest, ListeningPort,
-    LogEntry, LogsResponse, Metrics, PORTS_PATH, PortsResponse, SIGNAL_PATH, SignalRequest,
-    TRUST_PATH, TrustRequest, USAGE_PATH, UsageResponse, WARM_PATH,
+    LogEntry, LogsResponse, Metrics, PORTS_PATH, PortsResponse, SETTLE_PATH, SIGNAL_PATH,
+    SignalRequest, TRUST_PATH, TrustRequest, USAGE_PATH, UsageResponse, WARM_PATH,
 };
 use sandkeep_model::Result;
 
@@ -41,6 +41,18 @@ impl Agent {
     pub async fn warm(&mut self) -> Result<()> {
         let until = self.until();
         let request = post(WARM_PATH, "application/json", json(&serde_json::json!({}))?)?;
+        self.whole(request, until).await?;
+        Ok(())
+    }
+
+    /// Brings everything written so far to the disk of the box.
+    pub async fn settle(&mut self) -> Result<()> {
+        let until = self.until();
+        let request = post(
+            SETTLE_PATH,
+            "application/json",
+            json(&serde_json::json!({}))?,
+        )?;
         self.whole(request, until).await?;
         Ok(())
     }

@@ -15,10 +15,11 @@ use tokio::time::timeout;
 
 use crate::connect::{error_response, json_response, read_json};
 use crate::process::{Launch, StdioKind, host_signal, spawn};
-use crate::reap::Target;
+use crate::reap::{Exit, Target};
 use crate::server::no_content;
+use crate::users::User;
 use crate::users::read_bounded;
-use crate::{Body, State, machine, ports};
+use crate::{Body, State, host_keys, machine, ports};
 
 const WARM_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HOSTNAME: usize = 63;
@@ -68,6 +69,19 @@ pub(crate) async fn limits(state: State, request: Request<Incoming>) -> Response
 pub(crate) fn usage(state: &State) -> Response<Body> {
     match state.fence().usage() {
         Ok(usage) => json_response(StatusCode::OK, &usage),
+        Err(error) => error_response(&ConnectError::failed_precondition(error.to_string())),
+    }
+}
+
+/// Brings what the kernel of the box keeps back to its disk. Takes as long as the disk does.
+pub(crate) async fn settle() -> Response<Body> {
+    let written = tokio::task::spawn_blocking(|| {
+        let root = std::fs::File::open("/")?;
+        rustix::fs::syncfs(&root).map_err(io::Error::from)
+    });
+    match written.await {
+        Ok(Ok(())) => no_content(),
+        Ok(Err(error)) => error_response(&ConnectError::failed_precondition(error.to_string())),
         Err(error) => error_response(&ConnectError::failed_precondition(error.to_string())),
     }
 }
@@ -122,6 +136,7 @@ fn apply(state: &State, message: InitRequest) -> Result<(), ConnectError> {
         }
         if !message.keep_machine_id {
             note(state, "/etc/machine-id", write_machine_id());
+            note(state, "the keys of its ssh server", host_keys::renew(state));
         }
     }
     Ok(())
@@ -216,10 +231,21 @@ pub(crate) async fn warm(state: State) -> Response<Body> {
 
 async fn warm_up(state: &State) -> Result<(), ConnectError> {
     let user = state.default_user()?;
-    let words = ["-l", "-c", "true"];
+    let words = ["/bin/bash", "-l", "-c", "true"];
+    run_to_end(state, &user, &words, WARM_TIMEOUT).await?;
+    Ok(())
+}
+
+/// Runs a program of the box for the agent itself and says how it ended.
+pub(crate) async fn run_to_end(
+    state: &State,
+    user: &User,
+    words: &[&str],
+    limit: Duration,
+) -> Result<Exit, ConnectError> {
     let config = ProcessConfig {
-        cmd: "/bin/bash".to_owned(),
-        args: words.map(str::to_owned).to_vec(),
+        cmd: words[0].to_owned(),
+        args: words[1..].iter().map(|&word| word.to_owned()).collect(),
         ..Default::default()
     };
     let box_envs = state.settings().environment();
@@ -230,7 +256,7 @@ async fn warm_up(state: &State) -> Result<(), ConnectError> {
     };
     let launch = Launch {
         config: &config,
-        user: &user,
+        user,
         box_envs: &box_envs,
         cwd,
         stdio: StdioKind::Nothing,
@@ -238,21 +264,25 @@ async fn warm_up(state: &State) -> Result<(), ConnectError> {
         fence: state.fence(),
     };
     let mut spawned = spawn(state.reaper(), &launch).map_err(|error| {
-        ConnectError::failed_precondition(format!("cannot run a shell: {error}"))
+        ConnectError::failed_precondition(format!("cannot run {}: {error}", words[0]))
     })?;
-    if timeout(WARM_TIMEOUT, spawned.exit.wait_for(Option::is_some))
-        .await
-        .is_err()
+    let waited = timeout(limit, spawned.exit.wait_for(Option::is_some)).await;
+    match waited
+        .ok()
+        .and_then(|ended| ended.ok().and_then(|how| *how))
     {
-        // Failing means that it has just ended.
-        let _ = state
-            .reaper()
-            .signal(spawned.pid, Target::Group, Signal::KILL);
-        return Err(ConnectError::deadline_exceeded(
-            "the shell did not end in time",
-        ));
+        Some(how) => Ok(how),
+        None => {
+            // Failing means that it has just ended.
+            let _ = state
+                .reaper()
+                .signal(spawned.pid, Target::Group, Signal::KILL);
+            Err(ConnectError::deadline_exceeded(format!(
+                "{} did not end in time",
+                words[0]
+            )))
+        }
     }
-    Ok(())
 }
 
 #[cfg(test)]

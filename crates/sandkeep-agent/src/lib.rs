@@ -9,6 +9,7 @@ mod fence;
 pub mod fs;
 mod gate;
 mod host;
+mod host_keys;
 mod log;
 mod machine;
 mod metrics;

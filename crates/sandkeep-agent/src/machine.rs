@@ -19,7 +19,7 @@ use rustix::process::{chdir, chroot};
 use rustix::time::{ClockId, Timespec, clock_settime};
 use sandkeep_agent_api::host::LogLevel;
 use sandkeep_agent_api::machine::{
-    Answer, DISK, DRIVERS, DRIVERS_DIR, GROUP, MOST_ORDER, Order, PORT, READY,
+    Answer, DISK, DRIVERS, DRIVERS_DIR, GROUP, MORE_DRIVERS, MOST_ORDER, Order, PORT, READY,
 };
 use sandkeep_netlink as cable;
 
@@ -46,7 +46,9 @@ pub(crate) struct Port(File);
 /// From the first instruction of this program to the first order, carried out.
 pub(crate) fn boot() -> io::Result<(Port, Order)> {
     first_mounts()?;
-    load_all()?;
+    load_all(&DRIVERS)?;
+    // A box without them is a box; what it can not do its programs will say.
+    let _not_all = load_all(&MORE_DRIVERS);
     network()?;
     found(DISK)?;
     let mut port = File::options().read(true).write(true).open(found(PORT)?)?;
@@ -169,8 +171,8 @@ fn mounted(kind: &str, place: &str, flags: MountFlags, data: Option<&str>) -> io
 }
 
 /// Drivers need each other, and which needs which is not the same in every kernel.
-fn load_all() -> io::Result<()> {
-    let mut left = DRIVERS.to_vec();
+fn load_all(drivers: &[&str]) -> io::Result<()> {
+    let mut left = drivers.to_vec();
     while !left.is_empty() {
         let (before, mut refused) = (left.len(), Ok(()));
         left.retain(|name| {

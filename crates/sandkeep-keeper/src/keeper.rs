@@ -10,7 +10,7 @@ use sandkeep_model::{
 };
 use sandkeep_store::Store;
 use sandkeep_vault::{ImportLimits, TemplateInfo, Vault};
-use sandkeep_ward::{Channel, Check, Ward};
+use sandkeep_ward::{Acceleration, Channel, Check, Ward};
 use tokio::sync::broadcast;
 use tokio_util::sync::DropGuard;
 
@@ -21,6 +21,8 @@ use crate::{BoundTo, Counts, Egress, EgressWish, Hold, KeeperConfig, agent, core
 pub struct BoxView {
     pub sandbox: Sandbox,
     pub usage: Option<Usage>,
+    /// What runs it, where it is a machine that runs.
+    pub acceleration: Option<Acceleration>,
 }
 
 /// Looks up boxes without keeping the keeper alive, from memory.
@@ -184,6 +186,7 @@ impl Keeper {
         Ok(BoxView {
             sandbox: entry.sandbox(),
             usage,
+            acceleration: entry.ward.acceleration(&entry.id),
         })
     }
 

@@ -35,7 +35,7 @@ mod vault;
 mod verified;
 
 pub use archive::ImportLimits;
-pub use diff::{Change, ChangeKind, Diff};
+pub use diff::{Change, ChangeKind, Diff, DiskReader, disk_reader_main};
 pub use disk::Disk;
 pub use form::FormDraft;
 pub use parcel::{Label, Opened};

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use sandkeep_model::{Point, PointId, Result, SandboxId};
+use sandkeep_model::{Code, Error, Point, PointId, Result, SandboxId};
 
 use crate::{
     archive::ImportLimits,
@@ -130,6 +130,26 @@ impl Vault {
         self.run(move |vault| {
             let (before, after) = (point::find(vault, &before)?, point::find(vault, &after)?);
             diff::diff(&before.disk, &after.disk, with_text)
+        })
+        .await
+    }
+
+    /// The same of points whose disks are images: `file` in them holds an ext4 file system.
+    pub async fn diff_images(
+        &self,
+        before: &PointId,
+        after: &PointId,
+        file: &'static str,
+        with_text: bool,
+    ) -> Result<Diff> {
+        let (before, after) = (before.clone(), after.clone());
+        self.run(move |vault| {
+            let reader = vault.disk_reader.as_ref().ok_or_else(|| {
+                Error::new(Code::NotEnforceable, "this server does not read disks")
+            })?;
+            let (before, after) = (point::find(vault, &before)?, point::find(vault, &after)?);
+            let (before, after) = (before.disk.join(file), after.disk.join(file));
+            diff::diff_images(reader, &before, &after, with_text)
         })
         .await
     }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use crate::{
+    DiskReader,
     archive::{self, ImportLimits},
     base, btrfs,
     disk::{self, Disk},
@@ -34,6 +35,8 @@ pub struct VaultConfig {
     pub pool_size_bytes: u64,
     /// Go on without btrfs or quotas, with nothing that limits a disk.
     pub allow_unlimited_disk: bool,
+    /// What reads disks that are images; `None`: they are not compared.
+    pub disk_reader: Option<DiskReader>,
 }
 
 /// The storage of a server. Cheap to clone.
@@ -50,6 +53,7 @@ pub struct Inner {
     pub allow_unlimited: bool,
     pub spares: Spares,
     pub verified: Verified,
+    pub disk_reader: Option<DiskReader>,
     _locks: Vec<Lock>,
 }
 
@@ -91,6 +95,7 @@ impl Inner {
             layout,
             quota,
             allow_unlimited: config.allow_unlimited_disk,
+            disk_reader: config.disk_reader.clone(),
             spares: Spares::default(),
             verified,
             _locks: locks,

@@ -13,7 +13,20 @@ const INSTALL_QEMU: &str = "install it: `apt install qemu-system-x86`, or elsewh
 const INSTALL_KERNEL: &str = "script/server fetches it on Debian (the package \
     linux-image-cloud-amd64, unpacked and not installed); see docs/microvm.md";
 
-pub async fn all(qemu: Option<&Path>, kernel: Option<&Path>, accel: Accel) -> Vec<Check> {
+/// Whether a machine was really run by what is said to run machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    Tried,
+    /// Only looked at: a host may offer a KVM that runs nothing.
+    Offered,
+}
+
+pub async fn all(
+    qemu: Option<&Path>,
+    kernel: Option<&Path>,
+    accel: Accel,
+    proof: Proof,
+) -> Vec<Check> {
     let qemu = qemu.map(PathBuf::from);
     let program = blocking(move || Ok(program(qemu.as_deref(), accel)))
         .await
@@ -21,7 +34,7 @@ pub async fn all(qemu: Option<&Path>, kernel: Option<&Path>, accel: Accel) -> Ve
     vec![
         program,
         machine_kernel(kernel),
-        acceleration(accel),
+        acceleration(accel, proof),
         tun(),
         root(),
         cgroups(),
@@ -61,9 +74,13 @@ fn machine_kernel(given: Option<&Path>) -> Check {
     }
 }
 
-fn acceleration(accel: Accel) -> Check {
+fn acceleration(accel: Accel, proof: Proof) -> Check {
     const NAME: &str = "acceleration";
     match accel {
+        Accel::Kvm if proof == Proof::Offered => Check::ok(
+            NAME,
+            "kvm is offered: the server boots a machine on it before it relies on it",
+        ),
         Accel::Kvm => Check::ok(NAME, "kvm: machines run on the processor itself"),
         Accel::Tcg => Check::warning(
             NAME,

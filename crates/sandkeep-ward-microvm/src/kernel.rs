@@ -1,6 +1,6 @@
 //! The kernel of machines and the file system it begins with: the agent and a few drivers.
 
-use sandkeep_agent_api::machine::{DRIVERS, DRIVERS_DIR};
+use sandkeep_agent_api::machine::{DRIVERS, DRIVERS_DIR, MORE_DRIVERS};
 use sandkeep_host::failure::Doing as _;
 use sandkeep_model::{Error, Result};
 use sha2::{Digest as _, Sha256};
@@ -32,7 +32,7 @@ impl Kernel {
     pub fn fingerprint(&self) -> Result<String> {
         let mut all = Sha256::new();
         all.update(read(&self.image)?);
-        for name in DRIVERS {
+        for name in DRIVERS.into_iter().chain(MORE_DRIVERS) {
             if let Some(driver) = self.driver(name)? {
                 all.update(name.as_bytes());
                 all.update(driver);
@@ -49,7 +49,7 @@ impl Kernel {
         archive.add("dev", 0o040_755, &[]);
         archive.add_device("dev/null", 0o020_666, (1, 3));
         archive.add(DRIVERS_DIR.trim_start_matches('/'), 0o040_755, &[]);
-        for name in DRIVERS {
+        for name in DRIVERS.into_iter().chain(MORE_DRIVERS) {
             if let Some(driver) = self.driver(name)? {
                 let path = format!("{}/{name}.ko", DRIVERS_DIR.trim_start_matches('/'));
                 archive.add(&path, 0o100_644, &driver);

@@ -27,7 +27,7 @@ mod ward;
 mod warm;
 mod watch;
 
-pub use checks::all as check_host;
+pub use checks::{Proof, all as check_host};
 pub use config::{DEFAULT_ID_BASE, DEFAULT_ID_SLOTS, DEFAULT_KERNEL, MicrovmWardConfig};
 pub use disk::DISK_FILE;
 pub use jail::{Jail, prepare_host};

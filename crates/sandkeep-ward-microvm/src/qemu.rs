@@ -87,11 +87,20 @@ pub struct Shape {
 }
 
 impl Shape {
-    pub fn of(limits: &Limits) -> Self {
-        Self {
-            class_mib: limits.memory_mib.max(SMALLEST_MIB).next_power_of_two(),
-            vcpus: limits.cpu_millis.div_ceil(1000).clamp(1, MOST_VCPUS),
+    pub fn of(limits: &Limits) -> Result<Self> {
+        let vcpus = limits.cpu_millis.div_ceil(1000).max(1);
+        if vcpus > MOST_VCPUS {
+            return Err(Error::new(
+                sandkeep_model::Code::NotEnforceable,
+                format!("a machine has at most {MOST_VCPUS} processors, not {vcpus}"),
+            )
+            .field("limits.cpu_millis")
+            .hint("ask for fewer, or for another isolation level"));
         }
+        Ok(Self {
+            class_mib: limits.memory_mib.max(SMALLEST_MIB).next_power_of_two(),
+            vcpus,
+        })
     }
 
     pub const fn smallest() -> Self {
@@ -420,10 +429,12 @@ mod tests {
             ..Limits::default()
         };
         let shape = |class_mib, vcpus| Shape { class_mib, vcpus };
-        assert_eq!(Shape::of(&limits(16, 100)), shape(512, 1));
-        assert_eq!(Shape::of(&limits(512, 1000)), shape(512, 1));
-        assert_eq!(Shape::of(&limits(513, 1001)), shape(1024, 2));
-        assert_eq!(Shape::of(&limits(4096, 64_000)), shape(4096, 8));
+        assert_eq!(Shape::of(&limits(16, 100)).unwrap(), shape(512, 1));
+        assert_eq!(Shape::of(&limits(512, 1000)).unwrap(), shape(512, 1));
+        assert_eq!(Shape::of(&limits(513, 1001)).unwrap(), shape(1024, 2));
+        assert_eq!(Shape::of(&limits(4096, 8000)).unwrap(), shape(4096, 8));
+        let refused = Shape::of(&limits(4096, 8001)).unwrap_err();
+        assert_eq!(refused.field.as_deref(), Some("limits.cpu_millis"));
         shape(512, 1).check(&limits(512, 8000)).unwrap();
         let refused = shape(512, 1).check(&limits(513, 1000)).unwrap_err();
         assert_eq!(refused.field.as_deref(), Some("limits.memory_mib"));

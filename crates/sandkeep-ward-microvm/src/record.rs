@@ -1,6 +1,9 @@
 //! What is noted and held of a box beside what every box has.
 
-use crate::{image::Memory, qemu::Shape};
+use crate::{
+    image::Memory,
+    qemu::{Accel, Shape},
+};
 use sandkeep_own_kernel::Kind;
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
@@ -16,6 +19,9 @@ pub type Note = sandkeep_own_kernel::Note<Noted>;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Noted {
     pub(crate) shape: Shape,
+    /// What runs it; boxes of servers that did not note it say nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) accel: Option<Accel>,
     /// The memory it shares with others, where that is a machine booted ahead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<String>,

@@ -59,7 +59,7 @@ impl Inner {
         let (beginning, machine) = match image {
             Some(image) => (Beginning::with(self.open_image(image).await?), None),
             None => {
-                let machine = self.machine(Shape::of(&spec.limits)).await?;
+                let machine = self.machine(Shape::of(&spec.limits)?).await?;
                 let begin = self.beginning(&machine, &spec.root, &spec.limits);
                 (begin.await?, Some(machine))
             }
@@ -229,6 +229,7 @@ impl Birth {
         let memory = self.origin.memory;
         let noted = Noted {
             shape: memory.base.shape,
+            accel: Some(self.qemu.accel),
             // One that was put together is not there again after a restart.
             base: memory.carried.is_empty().then(|| memory.base.id.clone()),
         };
@@ -293,6 +294,12 @@ pub(crate) async fn inner_usage(live: &Live, wait: Duration) -> Result<UsageResp
     timeout(wait, asked)
         .await
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+}
+
+/// Has the kernel of the machine write what it keeps back. The agent's own deadline holds.
+pub(crate) async fn settle(live: &Live) -> Result<()> {
+    let mut agent = Agent::over(own_kernel::connect(live).await?).await?;
+    agent.settle().await
 }
 
 /// Changes the limits that only the kernel of the machine can hold.

@@ -22,7 +22,9 @@ use sandkeep_host::{
 };
 use sandkeep_model::{Error, Isolation, Limits, Result, SandboxId, Usage};
 use sandkeep_own_kernel::{self as own_kernel, Roster};
-use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
+use sandkeep_ward::{
+    Acceleration, Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent,
+};
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     os::fd::OwnedFd,
@@ -240,18 +242,31 @@ impl Ward for MicrovmWard {
         self.inner.accel() == Accel::Kvm
     }
 
+    fn acceleration(&self, id: &SandboxId) -> Option<Acceleration> {
+        let accel = self.inner.roster.held(id)?.record.more.accel?;
+        Some(match accel {
+            Accel::Kvm => Acceleration::Kvm,
+            Accel::Tcg => Acceleration::Emulated,
+        })
+    }
+
     async fn check(&self) -> Vec<Check> {
         self.inner.try_kvm().await;
         checks::all(
             self.inner.program.as_deref(),
             self.inner.kernel.as_deref(),
             self.inner.accel(),
+            checks::Proof::Tried,
         )
         .await
     }
 
     fn disk_form(&self) -> Option<&'static str> {
         Some("ext4")
+    }
+
+    fn disk_image(&self) -> Option<&'static str> {
+        Some(disk::DISK_FILE)
     }
 
     async fn form_disk(&self, tree: &Path, into: &Path) -> Result<()> {
@@ -288,6 +303,15 @@ impl Ward for MicrovmWard {
     async fn netns(&self, id: &SandboxId) -> Result<OwnedFd> {
         let live = self.inner.roster.must_hold(id)?;
         live.share_netns()
+    }
+
+    async fn settle(&self, id: &SandboxId) -> Result<()> {
+        let live = self.inner.roster.must_hold(id)?;
+        // One that stands still writes nothing, and does not answer.
+        if *live.frozen.lock().await {
+            return Ok(());
+        }
+        start::settle(&live).await
     }
 
     async fn freeze(&self, id: &SandboxId) -> Result<()> {

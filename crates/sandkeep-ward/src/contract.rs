@@ -53,6 +53,16 @@ pub struct Engine {
     pub build: String,
 }
 
+/// What runs the instructions of a box that is a machine of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Acceleration {
+    /// The processor itself.
+    Kvm,
+    /// A program: the same machine, many times slower.
+    Emulated,
+}
+
 /// An isolation level.
 ///
 /// Every method may be called from any task at any time. Operations on one box are
@@ -73,6 +83,11 @@ pub trait Ward: Send + Sync + 'static {
         0.0
     }
 
+    /// What runs the machine of this box; `None` where there is no machine.
+    fn acceleration(&self, _id: &SandboxId) -> Option<Acceleration> {
+        None
+    }
+
     /// Looks at the host. Any [`crate::Verdict::Missing`] means that [`Ward::start`] would fail.
     async fn check(&self) -> Vec<Check>;
 
@@ -86,6 +101,12 @@ pub trait Ward: Send + Sync + 'static {
     /// is an empty directory which becomes the root that boxes get copies of.
     async fn form_disk(&self, _tree: &Path, _into: &Path) -> Result<()> {
         Err(cannot(self.level(), "make another form of a template"))
+    }
+
+    /// The file in a root of this level's form that holds an ext4 file system with the files of
+    /// the box. Only ever read by a program that is locked in: the box wrote every byte of it.
+    fn disk_image(&self) -> Option<&'static str> {
+        None
     }
 
     /// How long a start may take before something must be wrong.
@@ -113,6 +134,12 @@ pub trait Ward: Send + Sync + 'static {
     /// host's network stack have nothing but a loopback device in it; of those with a stack of
     /// their own, it holds the host's end of the cable to them, named as `sandkeep-netlink` says.
     async fn netns(&self, id: &SandboxId) -> Result<OwnedFd>;
+
+    /// Brings what the box has written so far to its disk, at levels where a kernel of its own
+    /// keeps that back: before its disk is copied without its memory.
+    async fn settle(&self, _id: &SandboxId) -> Result<()> {
+        Ok(())
+    }
 
     /// Stops every process of the box where it is; its memory stays. Freezing a frozen box is
     /// no error. Connections to its agent stay open and are silent.

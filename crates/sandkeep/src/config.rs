@@ -17,6 +17,7 @@ use sandkeep_model::{Error, IsolationWish, Limits, Result, TemplateName};
 use serde::Deserialize;
 
 use crate::{
+    DISK_READER,
     auto_rule::AutoRule,
     listed::{Listed, Resolver},
     network::{NetworkSettings, identity::IdentitySettings},
@@ -292,6 +293,10 @@ impl Config {
             pool_dir: self.storage_dir.clone(),
             pool_size_bytes: self.storage_size.0,
             allow_unlimited_disk: self.allow_unlimited_disk,
+            disk_reader: Some(sandkeep_vault::DiskReader {
+                program: PathBuf::from("/proc/self/exe"),
+                args: vec![DISK_READER.to_owned()],
+            }),
         }
     }
 }

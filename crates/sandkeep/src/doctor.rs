@@ -46,7 +46,12 @@ pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
     let (memory, gvisor, microvm) = tokio::join!(
         sandkeep_ward_container::check_memory(None),
         sandkeep_ward_gvisor::check_host(None),
-        sandkeep_ward_microvm::check_host(None, kernel.as_deref(), offered)
+        sandkeep_ward_microvm::check_host(
+            None,
+            kernel.as_deref(),
+            offered,
+            sandkeep_ward_microvm::Proof::Offered,
+        )
     );
     let mut report = examine(&config, memory, gvisor, microvm);
     report.host.push(network::check().await);

@@ -29,6 +29,9 @@ use cli::audit::{AuditArgs, AuditCommand};
 /// The name under which the server starts itself as the helper that makes boxes.
 pub const LAUNCHER: &str = "internal-launcher";
 
+/// The name under which it starts itself to read disks that boxes wrote.
+pub const DISK_READER: &str = "internal-disk-reader";
+
 fn main() -> ExitCode {
     // First of all: the launcher forks and must never have had a second thread.
     if std::env::args_os()
@@ -36,6 +39,12 @@ fn main() -> ExitCode {
         .is_some_and(|word| word == LAUNCHER)
     {
         sandkeep_ward_container::launcher_main()
+    }
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|word| word == DISK_READER)
+    {
+        return sandkeep_vault::disk_reader_main();
     }
     let cli = Cli::parse();
     if let Command::Completions { shell } = cli.command {

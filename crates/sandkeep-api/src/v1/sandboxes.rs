@@ -212,11 +212,12 @@ pub(crate) async fn get(
         return Ok(Json(SandboxView::with_token(sandbox)));
     }
     // It may end between the two questions; what is known stays true then.
-    let usage = match state.keeper.view(&id).await {
-        Ok(view) => view.usage,
-        Err(_) => None,
+    let (usage, acceleration) = match state.keeper.view(&id).await {
+        Ok(view) => (view.usage, view.acceleration),
+        Err(_) => (None, None),
     };
     Ok(Json(SandboxView {
+        acceleration,
         usage: usage.map(Into::into),
         ..SandboxView::with_token(sandbox)
     }))

@@ -6,6 +6,7 @@ use sandkeep_model::{
     Expiry, Isolation, IsolationWish, Limits, LimitsWish, OnTimeout, PointId, Result, Sample,
     Sandbox, SandboxId, State, TemplateName, Timestamp, Usage,
 };
+use sandkeep_ward::Acceleration;
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{self, Visitor},
@@ -180,6 +181,11 @@ pub(crate) struct SandboxView {
     pub template: TemplateName,
     #[schema(value_type = String, example = "container")]
     pub isolation: Isolation,
+    /// What runs its machine: `kvm` (the processor itself) or `emulated` (many times slower).
+    /// Only in answers about one running sandbox that is a machine.
+    #[schema(value_type = Option<String>, example = "emulated")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub acceleration: Option<Acceleration>,
     pub limits: LimitsView,
     /// `creating`, `running`, `pausing`, `paused`, `resuming`, `stopping` or `gone`.
     #[schema(value_type = String, example = "running")]
@@ -235,6 +241,7 @@ impl From<Sandbox> for SandboxView {
             id: sandbox.id,
             template: sandbox.template,
             isolation: sandbox.isolation,
+            acceleration: None,
             limits: sandbox.limits.into(),
             state: sandbox.state,
             created_at: sandbox.created_at,

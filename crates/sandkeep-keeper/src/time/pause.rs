@@ -32,6 +32,9 @@ impl Core {
         if !entry.with(wanted) {
             return Ok(entry.sandbox());
         }
+        if !memory {
+            entry.ward.settle(&entry.id).await?;
+        }
         self.begin_pausing(entry).await?;
         let paused = if memory {
             self.pause_with_memory(entry).await

@@ -177,9 +177,25 @@ impl Core {
     }
 
     pub async fn diff(&self, before: &PointId, after: &PointId, with_text: bool) -> Result<Diff> {
-        self.point(before).await?;
-        self.point(after).await?;
-        self.vault.diff(before, after, with_text).await
+        let (old, new) = (self.point(before).await?, self.point(after).await?);
+        let image = |point: &Point| {
+            let ward = self.levels.ward(point.isolation);
+            ward.and_then(|ward| ward.disk_image())
+        };
+        match (image(&old), image(&new)) {
+            (None, None) => self.vault.diff(before, after, with_text).await,
+            (Some(old), Some(new)) if old == new => {
+                self.vault.diff_images(before, after, old, with_text).await
+            }
+            _ => Err(Error::new(
+                Code::NotEnforceable,
+                format!(
+                    "points made at isolation levels {} and {} can not be compared",
+                    old.isolation, new.isolation
+                ),
+            )
+            .hint("compare points of one level")),
+        }
     }
 
     /// A point that served its purpose; what does not work now is swept at the next start.

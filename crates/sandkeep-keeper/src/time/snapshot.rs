@@ -76,6 +76,10 @@ impl Core {
         if engine.is_none() {
             return self.point_of_disk(entry, order).await;
         }
+        // Its memory has what is not on the disk yet; whoever compares disks would miss it.
+        if let Err(error) = entry.ward.settle(&entry.id).await {
+            tracing::warn!(id = %entry.id, %error, "the disk in a point is behind its memory");
+        }
         self.begin_pausing(entry).await?;
         let frozen = async {
             entry.ward.freeze(&entry.id).await?;
@@ -103,6 +107,7 @@ impl Core {
 
     /// The disk alone, in one moment, while the box runs.
     pub async fn point_of_disk(&self, entry: &Entry, order: PointOrder) -> Result<Point> {
+        entry.ward.settle(&entry.id).await?;
         let draft = self.vault.begin_point(PointId::random()).await?;
         let draft = self.vault.take_disk(draft, &entry.id).await?;
         self.publish(entry, draft, order, None).await
@@ -117,6 +122,7 @@ impl Core {
         let Some(head) = entry.with(|sandbox| sandbox.time.head.clone()) else {
             return self.point_of_disk(entry, order).await.map(Some);
         };
+        entry.ward.settle(&entry.id).await?;
         let draft = self.vault.begin_point(PointId::random()).await?;
         let changed = self
             .vault

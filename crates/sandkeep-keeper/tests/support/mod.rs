@@ -42,6 +42,7 @@ impl World {
             pool_dir: None,
             pool_size_bytes: 2 << 30,
             allow_unlimited_disk: false,
+            disk_reader: None,
         })
         .await
         .unwrap();

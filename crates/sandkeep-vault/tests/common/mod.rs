@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use sandkeep_model::{SandboxId, TemplateName};
-use sandkeep_vault::{ImportLimits, Vault, VaultConfig};
+use sandkeep_vault::{DiskReader, ImportLimits, Vault, VaultConfig};
 use std::{
     fs::{self, File},
     io::{self, Write as _},
@@ -43,6 +43,10 @@ impl State {
             pool_dir: None,
             pool_size_bytes: self.pool_size,
             allow_unlimited_disk: false,
+            disk_reader: Some(DiskReader {
+                program: PathBuf::from(env!("CARGO_BIN_EXE_sandkeep-disk-reader")),
+                args: Vec::new(),
+            }),
         }
     }
 

@@ -1,31 +1,39 @@
 //! What is different between two trees.
 //!
-//! Both are read-only snapshots that share their inode numbers: a file whose number and
-//! change time are the same was not touched, so a box of any size is compared by its
-//! directories alone. Links are never followed.
+//! Both are copies of one tree at different times: a file whose times (and, in directories,
+//! number) are the same was not touched, so a box of any size is compared by its directories
+//! alone. Links are never followed.
 
-use sandkeep_model::Result;
+mod image;
+mod reader;
+mod side;
+
+use sandkeep_model::{Error, Result};
+use serde::{Deserialize, Serialize};
 use similar::TextDiff;
 use std::{
-    collections::BTreeMap,
-    ffi::OsString,
-    fs::{self, Metadata},
     io::{self, Read as _},
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
-use crate::doing::Doing as _;
+pub use reader::{DiskReader, main as disk_reader_main, read as diff_images};
+pub use side::entries;
+use side::{Directory, Kind, Node, Side};
 
 /// A list longer than this helps nobody.
 const MOST_CHANGES: usize = 10_000;
 /// Files with a text diff are at most this large, and all diffs together.
 const LARGEST_TEXT: u64 = 256 * 1024;
 const ALL_TEXT: usize = 4 << 20;
-/// Files up to here are read before they are called changed; larger ones by their times.
+/// Files of directories up to here are read before they are called changed; larger ones by
+/// their times.
 const LARGEST_COMPARED: u64 = 64 << 20;
+/// Deeper trees than this name are looked at up to here.
+const LONGEST_PATH: usize = 3500;
+const CHUNK: usize = 64 << 10;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ChangeKind {
     Added,
     Removed,
@@ -43,7 +51,7 @@ impl ChangeKind {
 }
 
 /// One path that is different.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     /// From the root, with a slash; bytes that are no text are replaced.
     pub path: String,
@@ -54,7 +62,7 @@ pub struct Change {
     pub text: Option<String>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diff {
     /// By path.
     pub changes: Vec<Change>,
@@ -63,14 +71,18 @@ pub struct Diff {
 }
 
 struct Work<'a> {
-    before: &'a Path,
-    after: &'a Path,
+    before: &'a dyn Side,
+    after: &'a dyn Side,
     with_text: bool,
     text_left: usize,
     diff: Diff,
 }
 
 pub fn diff(before: &Path, after: &Path, with_text: bool) -> Result<Diff> {
+    compare(&Directory(before), &Directory(after), with_text)
+}
+
+fn compare(before: &dyn Side, after: &dyn Side, with_text: bool) -> Result<Diff> {
     let mut work = Work {
         before,
         after,
@@ -80,27 +92,35 @@ pub fn diff(before: &Path, after: &Path, with_text: bool) -> Result<Diff> {
     };
     let mut stack = vec![(PathBuf::new(), true, true)];
     while let Some((dir, in_before, in_after)) = stack.pop() {
-        if work.diff.cut {
+        if work.diff.changes.len() == MOST_CHANGES && work.diff.cut {
             break;
         }
-        let old = entries(in_before.then(|| before.join(&dir)))?;
-        let new = entries(in_after.then(|| after.join(&dir)))?;
-        for (name, meta) in &old {
+        if dir.as_os_str().len() > LONGEST_PATH {
+            work.diff.cut = true;
+            continue;
+        }
+        let listed = |side: &dyn Side, is_there: bool| match is_there {
+            true => side.entries(&dir),
+            false => Ok(side::Entries::new()),
+        };
+        let old = listed(before, in_before)?;
+        let new = listed(after, in_after)?;
+        for (name, node) in &old {
             let path = dir.join(name);
             match new.get(name) {
                 None => {
-                    work.note(&path, Some(meta), None);
-                    if meta.is_dir() {
+                    work.note(&path, Some(node), None);
+                    if node.is_dir() {
                         stack.push((path, true, false));
                     }
                 }
-                Some(now) => work.both(path, meta, now, &mut stack)?,
+                Some(now) => work.both(path, node, now, &mut stack)?,
             }
         }
-        for (name, meta) in new.iter().filter(|(name, _)| !old.contains_key(*name)) {
+        for (name, node) in new.iter().filter(|(name, _)| !old.contains_key(*name)) {
             let path = dir.join(name);
-            work.note(&path, None, Some(meta));
-            if meta.is_dir() {
+            work.note(&path, None, Some(node));
+            if node.is_dir() {
                 stack.push((path, false, true));
             }
         }
@@ -113,11 +133,11 @@ impl Work<'_> {
     fn both(
         &mut self,
         path: PathBuf,
-        before: &Metadata,
-        after: &Metadata,
+        before: &Node,
+        after: &Node,
         stack: &mut Vec<(PathBuf, bool, bool)>,
     ) -> Result<()> {
-        let owner = |meta: &Metadata| (meta.mode(), meta.uid(), meta.gid());
+        let owner = |node: &Node| (node.kind, node.mode, node.uid, node.gid);
         if before.is_dir() && after.is_dir() {
             if owner(before) != owner(after) {
                 self.note(&path, Some(before), Some(after));
@@ -125,25 +145,41 @@ impl Work<'_> {
             stack.push((path, true, true));
             return Ok(());
         }
-        let stamp = |meta: &Metadata| (meta.ino(), meta.ctime(), meta.ctime_nsec(), meta.size());
-        if stamp(before) == stamp(after) && owner(before) == owner(after) {
+        let alike = owner(before) == owner(after)
+            && before.size == after.size
+            && before.modified == after.modified;
+        if alike && before.stamp == after.stamp {
             return Ok(());
         }
-        let same = owner(before) == owner(after)
-            && before.size() == after.size()
-            && same_content(&self.before.join(&path), &self.after.join(&path), before)?;
-        if !same {
-            self.note(&path, Some(before), Some(after));
-            for (meta, before, after) in [(before, true, false), (after, false, true)] {
-                if meta.is_dir() {
-                    stack.push((path.clone(), before, after));
-                }
+        if alike && self.same_content(&path, before)? {
+            return Ok(());
+        }
+        self.note(&path, Some(before), Some(after));
+        for (node, before, after) in [(before, true, false), (after, false, true)] {
+            if node.is_dir() {
+                stack.push((path.clone(), before, after));
             }
         }
         Ok(())
     }
 
-    fn note(&mut self, path: &Path, before: Option<&Metadata>, after: Option<&Metadata>) {
+    /// Both are of one kind and size.
+    fn same_content(&self, path: &Path, node: &Node) -> Result<bool> {
+        match node.kind {
+            Kind::Link => Ok(self.before.link(path)? == self.after.link(path)?),
+            // Their times are believed of files that take long to read; in images those tell of
+            // reading, too.
+            Kind::File if !node.is_in_image() && node.size > LARGEST_COMPARED => Ok(false),
+            Kind::File => same_bytes(&mut self.before.open(path)?, &mut self.after.open(path)?)
+                .map_err(|error| {
+                    Error::from(error).context(format_args!("reading /{}", path.display()))
+                }),
+            // Nothing but what was compared already is in those of an image.
+            Kind::Dir | Kind::Other => Ok(node.is_in_image()),
+        }
+    }
+
+    fn note(&mut self, path: &Path, before: Option<&Node>, after: Option<&Node>) {
         if self.diff.changes.len() == MOST_CHANGES {
             self.diff.cut = true;
             return;
@@ -155,7 +191,7 @@ impl Work<'_> {
         };
         let shown = format!("/{}", path.to_string_lossy());
         let text = self.text(path, &shown, before, after);
-        let size = |meta: &Metadata| if meta.is_dir() { 0 } else { meta.size() };
+        let size = |node: &Node| if node.is_dir() { 0 } else { node.size };
         self.diff.changes.push(Change {
             path: shown,
             kind,
@@ -169,20 +205,21 @@ impl Work<'_> {
         &mut self,
         path: &Path,
         shown: &str,
-        before: Option<&Metadata>,
-        after: Option<&Metadata>,
+        before: Option<&Node>,
+        after: Option<&Node>,
     ) -> Option<String> {
-        let plain =
-            |meta: Option<&Metadata>| meta.is_none_or(|m| m.is_file() && m.size() <= LARGEST_TEXT);
+        let plain = |node: Option<&Node>| {
+            node.is_none_or(|node| node.kind == Kind::File && node.size <= LARGEST_TEXT)
+        };
         if !self.with_text || !plain(before) || !plain(after) {
             return None;
         }
-        let read = |meta: Option<&Metadata>, root: &Path| match meta {
+        let read = |node: Option<&Node>, side: &dyn Side| match node {
             None => Some(String::new()),
-            Some(_) => read_text(&root.join(path)),
+            Some(_) => read_text(side, path),
         };
         let (old, new) = (read(before, self.before)?, read(after, self.after)?);
-        let name = |meta: Option<&Metadata>, side: &str| match meta {
+        let name = |node: Option<&Node>, side: &str| match node {
             None => "/dev/null".to_owned(),
             Some(_) => format!("{side}{shown}"),
         };
@@ -198,48 +235,46 @@ impl Work<'_> {
     }
 }
 
-/// What is in a directory, by name.
-pub fn entries(dir: Option<PathBuf>) -> Result<BTreeMap<OsString, Metadata>> {
-    let mut out = BTreeMap::new();
-    let Some(dir) = dir else {
-        return Ok(out);
-    };
-    for entry in fs::read_dir(&dir).doing_to("reading", &dir)? {
-        let entry = entry.doing_to("reading", &dir)?;
-        let meta = entry.metadata().doing_to("looking at", &entry.path())?;
-        out.insert(entry.file_name(), meta);
+fn same_bytes(before: &mut dyn io::Read, after: &mut dyn io::Read) -> io::Result<bool> {
+    let (mut old, mut new) = (vec![0; CHUNK], vec![0; CHUNK]);
+    loop {
+        let count = fill(before, &mut old)?;
+        if fill(after, &mut new)? != count || old[..count] != new[..count] {
+            return Ok(false);
+        }
+        if count < CHUNK {
+            return Ok(true);
+        }
     }
-    Ok(out)
 }
 
-fn same_content(before: &Path, after: &Path, meta: &Metadata) -> Result<bool> {
-    if meta.is_symlink() {
-        return Ok(fs::read_link(before).ok() == fs::read_link(after).ok());
+fn fill(from: &mut dyn io::Read, into: &mut [u8]) -> io::Result<usize> {
+    let mut there = 0;
+    while there < into.len() {
+        match from.read(&mut into[there..]) {
+            Ok(0) => break,
+            Ok(count) => there += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
-    let is_file = fs::symlink_metadata(after)
-        .doing_to("looking at", after)?
-        .is_file();
-    if !meta.is_file() || !is_file || meta.size() > LARGEST_COMPARED {
-        return Ok(false);
-    }
-    let read = |path: &Path| fs::read(path).doing_to("reading", path);
-    Ok(read(before)? == read(after)?)
+    Ok(there)
 }
 
-fn read_text(path: &Path) -> Option<String> {
-    let read = || -> io::Result<String> {
-        let mut text = String::new();
-        fs::File::open(path)?
-            .take(LARGEST_TEXT)
-            .read_to_string(&mut text)?;
-        Ok(text)
-    };
-    read().ok().filter(|text| !text.contains('\0'))
+fn read_text(side: &dyn Side, path: &Path) -> Option<String> {
+    let mut text = String::new();
+    side.open(path)
+        .ok()?
+        .take(LARGEST_TEXT)
+        .read_to_string(&mut text)
+        .ok()?;
+    (!text.contains('\0')).then_some(text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn what_changed_is_listed_and_shown() {
