@@ -238,11 +238,13 @@ machine_kernel() {
 # package of a newer Debian.
 MIN_CRIU=4.2
 OUR_CRIU=/usr/local/lib/sandkeep/criu
-has_criu() {
+has_criu() { is_our_criu "$OUR_CRIU"; }
+
+is_our_criu() {
   local found
-  found=$("$OUR_CRIU" --version 2>/dev/null | sed -n 's/^Version: //p')
+  found=$("$1" --version 2>/dev/null | sed -n 's/^Version: //p')
   case $found in
-    *.sandkeep1) at_least "$MIN_CRIU" "$found" ;;
+    *.sandkeep2) at_least "$MIN_CRIU" "$found" ;;
     *) false ;;
   esac
 }
@@ -258,7 +260,7 @@ ensure_criu() {
     return 1
   }
   ensure_criu_tools
-  if ! "$built" --version >/dev/null 2>&1; then
+  if ! is_our_criu "$built"; then
     say "==> building CRIU (writes the memory of boxes to disk; about 2 minutes, once)"
     build_criu "$built" ours || warn "CRIU could not be built; its last words are in $REPO/.cache/criu/log"
     give_back "$REPO/.cache"
@@ -300,7 +302,7 @@ build_criu() {
     cd source
     if [ "$2" = ours ]; then
       patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
-      sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep1/' Makefile.versions
+      sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep2/' Makefile.versions
     fi
     make -j"$(nproc)" criu NO_GNUTLS=1
     install --mode 755 criu/criu "$1"

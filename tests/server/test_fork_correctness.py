@@ -154,3 +154,34 @@ def processes_of(word):
         except OSError:
             continue
     return found
+
+
+# Holds a connection to the outside and says when it has ended.
+HOLD = """
+import sys, urllib.request
+answer = urllib.request.urlopen(sys.argv[1], timeout=600)
+open("/root/line", "w").write("open")
+try:
+    while answer.read1(4096):
+        pass
+finally:
+    open("/root/line", "w").write("ended")
+"""
+
+
+@pytest.mark.parametrize("level", ["gvisor", "container"])
+def test_connections_to_the_outside_end_in_forks_and_new_ones_work(moated, outside, level):
+    allow = {"allow": [f"good.sandkeep.test:{outside.web.port}"]}
+    with Box(moated, isolation=level, network=allow, timeout_seconds=600) as box:
+        box.write("/root/hold.py", HOLD.encode(), user="root")
+        hold = f"nohup python3 /root/hold.py {outside.url(path='/stream')} >/dev/null 2>&1 &"
+        assert box.root(hold).ok
+        wait_for(lambda: box.root("cat /root/line").out == "open", "it is connected", 60)
+        forks = copies(moated, box)
+        try:
+            for one in forks:
+                wait_for(lambda one=one: one.root("cat /root/line").out == "ended", "its end is seen", 60)
+                assert one.root(f"curl -sS --max-time 30 {outside.url()}").out == "hello from outside\n"
+        finally:
+            for fork in forks:
+                fork.kill()
