@@ -70,9 +70,12 @@ impl Live {
         self.ending.load(Ordering::Acquire)
     }
 
-    /// Kills PID 1, and with it everything in its pid namespace.
+    /// Kills everything in the box. The end of PID 1 would do, but a box that is frozen ends only
+    /// when it goes on, and then all of it must be dead.
     pub fn kill(&self) -> Result<(), Failure> {
-        proc::kill_by(self.pidfd.get_ref())
+        proc::kill_by(self.pidfd.get_ref())?;
+        self.record.cgroups.kill_all();
+        Ok(())
     }
 
     /// The network namespace of the box. Blocks.
@@ -105,16 +108,16 @@ pub fn find(record: &Record) -> Option<OwnedFd> {
 
 /// Ends a box that nobody holds. Blocks; says how many processes there were.
 pub fn clear(record: &Record, wait: Duration) -> Result<usize, Failure> {
-    let mut processes = 0;
-    record.cgroups.thaw();
-    if let Some(pidfd) = find(record) {
-        processes += record.cgroups.processes().len();
+    let found = find(record);
+    let processes = record.cgroups.kill_all();
+    if let Some(pidfd) = found {
         proc::kill_by(&pidfd)?;
         if !proc::ended_within(&pidfd, wait) {
             return Err(io::Error::from(io::ErrorKind::TimedOut))
                 .doing("waiting for the box to end");
         }
     }
-    processes += record.cgroups.kill_all();
+    // Stragglers that were made while the rest was killed.
+    record.cgroups.kill_all();
     Ok(processes)
 }

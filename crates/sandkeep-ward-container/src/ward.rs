@@ -206,7 +206,6 @@ impl Inner {
             return self.clear_unheld(id).await.map(drop);
         };
         live.begin_end();
-        live.record.cgroups.thaw();
         live.kill()?;
         timeout(END_DEADLINE, live.ended())
             .await

@@ -304,9 +304,10 @@ impl Cgroups {
         }
     }
 
-    /// Kills everything in them and says how many processes that were.
+    /// Kills everything in them and says how many processes that were. What is frozen dies where
+    /// it stands: thawed first, it would go on for a moment and write to a disk that is to be what
+    /// it was when its memory was written down.
     pub fn kill_all(&self) -> usize {
-        self.thaw();
         let pids = self.processes();
         let by_kernel = self
             .v2()
@@ -316,6 +317,7 @@ impl Cgroups {
                 crate::proc::kill(*pid);
             }
         }
+        self.thaw();
         pids.len()
     }
 
