@@ -30,6 +30,12 @@ const FORMAT: u32 = 1;
 /// How the file with what CRIU knows of the kernel ends.
 const KNOWN: &str = ".known";
 const HANG_UP: Duration = Duration::from_secs(5);
+/// A box in which somebody is in the middle of it for longer is refused by CRIU.
+const PROGRAMS_START: Duration = Duration::from_secs(2);
+#[cfg(target_arch = "x86_64")]
+const MAKING_PROCESSES: &[libc::c_long] = &[libc::SYS_clone, libc::SYS_clone3, libc::SYS_vfork];
+#[cfg(not(target_arch = "x86_64"))]
+const MAKING_PROCESSES: &[libc::c_long] = &[libc::SYS_clone, libc::SYS_clone3];
 
 /// What must be known to read an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,6 +162,7 @@ fn prepare(
         );
     }
     hang_up(live)?;
+    let_programs_start(live)?;
     if !keeps_connections && connections(live.record.pid)? > 0 {
         return Err(criu::missing(
             "the box has TCP connections open, which this CRIU can not bring back",
@@ -196,6 +203,35 @@ fn hang_up(live: &Live) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// A process that starts another waits for it inside of the kernel, where CRIU can not stop it,
+/// and the other stands still: nobody would ever go on (`vfork`). It takes a millisecond, so the
+/// box is let go until nobody is in the middle of it.
+fn let_programs_start(live: &Live) -> Result<()> {
+    let until = Instant::now() + PROGRAMS_START;
+    let cgroups = &live.record.cgroups;
+    while Instant::now() < until && cgroups.processes().iter().any(|pid| starts_another(*pid)) {
+        cgroups.thaw();
+        thread::sleep(Duration::from_millis(2));
+        cgroups.freeze(FREEZE_DEADLINE)?;
+    }
+    Ok(())
+}
+
+/// Whether a thread of a process that stands still is in a call that makes processes.
+fn starts_another(pid: i32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        // It has ended.
+        return false;
+    };
+    threads.flatten().any(|thread| {
+        fs::read_to_string(thread.path().join("syscall")).is_ok_and(|text| {
+            let call = text.split_ascii_whitespace().next();
+            call.and_then(|call| call.parse().ok())
+                .is_some_and(|call: libc::c_long| MAKING_PROCESSES.contains(&call))
+        })
+    })
 }
 
 /// Whether a process has the other end of a connection that was made here: such sockets are of
