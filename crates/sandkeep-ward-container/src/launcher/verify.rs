@@ -75,9 +75,16 @@ fn processes(init: i32, cgroups: &Cgroups) -> Result<Vec<i32>, String> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(inside)
         .collect();
+    let mut alive = Vec::new();
+    for pid in &all {
+        // Those that have ended are in no list, and may not be waited for yet.
+        if !has_ended(*pid)? {
+            alive.push(*pid);
+        }
+    }
     for branch in &cgroups.branches {
         let listed = read(&branch.dir.join("cgroup.procs").to_string_lossy())?;
-        let outside = all
+        let outside = alive
             .iter()
             .find(|pid| !listed.lines().any(|line| line.parse() == Ok(**pid)));
         if let Some(pid) = outside {
@@ -91,13 +98,39 @@ fn processes(init: i32, cgroups: &Cgroups) -> Result<Vec<i32>, String> {
     }
 }
 
+/// Whether a process can do nothing any more. Its first thread may have ended alone: then the
+/// process only looks as if it had.
+fn has_ended(pid: i32) -> Result<bool, String> {
+    let tasks = match fs::read_dir(format!("/proc/{pid}/task")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        other => other.map_err(|error| error.to_string())?,
+    };
+    for task in tasks.flatten() {
+        let status = match fs::read_to_string(task.path().join("status")) {
+            Err(error) if is_gone(&error) => continue,
+            other => other.map_err(|error| error.to_string())?,
+        };
+        if !is_over(&status)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn is_over(status: &str) -> Result<bool, String> {
+    Ok(field(status, "State")?.starts_with(['Z', 'X']))
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
 fn of_process(
     pid: i32,
     namespaces: &[(&str, String)],
     expected: &Expected<'_>,
 ) -> Result<(), String> {
-    // A process that has ended and was not waited for yet can do nothing any more.
-    if field(&read(&format!("/proc/{pid}/status"))?, "State")?.starts_with('Z') {
+    if has_ended(pid)? {
         return Ok(());
     }
     for (name, its) in namespaces {
@@ -122,10 +155,12 @@ fn of_process(
         .map_err(|error| error.to_string())?;
     for task in tasks.flatten() {
         let status = match fs::read_to_string(task.path().join("status")) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) if is_gone(&error) => continue,
             other => other.map_err(|error| error.to_string())?,
         };
-        of_thread(&status, expected)?;
+        if !is_over(&status)? {
+            of_thread(&status, expected)?;
+        }
     }
     Ok(())
 }
@@ -208,6 +243,20 @@ mod tests {
                 filters: 5,
             },
         )
+    }
+
+    #[test]
+    fn who_has_ended_and_was_not_waited_for_is_known() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while !has_ended(pid).unwrap() {
+            assert!(std::time::Instant::now() < until, "it ends");
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(!has_ended(own).unwrap());
     }
 
     #[test]
