@@ -267,7 +267,8 @@ def assert_nothing_is_left(server, box):
 def test_a_running_box_is_seen_and_a_paused_one_costs_nothing(server, level):
     with Box(server, isolation=level) as box:
         assert box.root(f"nohup sleep {sleeper(box)} > /dev/null 2>&1 &").ok
-        assert processes_of(server, box), "this test must be able to see what it looks for"
+        # A process shows nothing while it becomes another program.
+        wait_for(lambda: processes_of(server, box), "this test sees what it looks for")
         assert pause(box)["pause"]["mode"] == "disk"
         assert_nothing_is_left(server, box)
         resume(box)

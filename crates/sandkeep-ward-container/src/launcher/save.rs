@@ -18,6 +18,10 @@ use std::{
 const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
 /// Files that are deleted but open go into the image up to this size.
 const MOST_DELETED: &str = "256M";
+/// How CRIU's log tells that there is no room.
+const FULL: &str = "No space left on device";
+/// With less than this a disk is full: the file system keeps some for itself.
+const LEAST_ROOM: u64 = 16 << 20;
 
 /// Why there is no image.
 pub enum NotSaved {
@@ -74,7 +78,19 @@ fn write(job: &protocol::Save, reply: &OwnedFd) -> Result<(), NotSaved> {
             source: io::ErrorKind::Interrupted.into(),
         }));
     }
-    Err(NotSaved::Refused(words::obstacle(&room::log())))
+    let log = room::log();
+    if log.contains(FULL) || is_full(room::IMAGE) {
+        return Err(NotSaved::Failed(Failure {
+            doing: "writing the box to disk".to_owned(),
+            source: rustix::io::Errno::NOSPC.into(),
+        }));
+    }
+    Err(NotSaved::Refused(words::obstacle(&log)))
+}
+
+/// What CRIU has others write (the files in memory) fails without a reason in its log.
+fn is_full(image: &str) -> bool {
+    rustix::fs::statvfs(image).is_ok_and(|disk| disk.f_bavail * disk.f_frsize < LEAST_ROOM)
 }
 
 fn words_for(job: &protocol::Save) -> Result<Vec<OsString>, Failure> {
