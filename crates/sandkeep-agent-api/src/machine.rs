@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::LimitsRequest;
+use crate::host::{InitRequest, LimitsRequest};
 
 /// The port, as the kernel of the machine names it.
 pub const PORT: &str = "/dev/vport0p1";
@@ -75,8 +75,9 @@ pub const GROUP: &str = "/sys/fs/cgroup/box";
 pub const READY: &str = "ready";
 /// The option that makes the agent the init of a machine.
 pub const OPTION: &str = "--machine";
-/// Longer lines are none of ours.
-pub const MOST_ORDER: usize = 4096;
+/// Longer lines are none of ours. The environment of a box is in an order, up to 64 KiB of it, of
+/// which every byte may be written as six.
+pub const MOST_ORDER: usize = 512 << 10;
 /// Brackets at which an order may begin that others were cut off before.
 const MOST_CUT_OFF: usize = 16;
 /// Bytes that reseed the random numbers of the machine.
@@ -94,6 +95,9 @@ pub struct Order {
     pub timestamp_ms: i64,
     pub hostname: String,
     pub limits: LimitsRequest,
+    /// Who the box is: what it would be told first over its network, and has known before then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub introduction: Option<InitRequest>,
 }
 
 /// What the agent says when an order has been carried out: one line, like the order.
@@ -177,6 +181,7 @@ mod tests {
                 pids: 2,
                 memory_bytes: None,
             },
+            introduction: None,
         }
     }
 

@@ -97,7 +97,8 @@ pub(crate) async fn init(state: State, request: Request<Incoming>) -> Response<B
     }
 }
 
-fn apply(state: &State, message: InitRequest) -> Result<(), ConnectError> {
+/// Also reached by the orders of a machine.
+pub(crate) fn apply(state: &State, message: InitRequest) -> Result<(), ConnectError> {
     if let Some(hostname) = &message.hostname {
         check_hostname(hostname)?;
     }

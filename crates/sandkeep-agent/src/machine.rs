@@ -23,8 +23,11 @@ use sandkeep_agent_api::machine::{
 };
 use sandkeep_netlink as cable;
 
+use tokio::runtime::Handle;
+
 use crate::State;
 use crate::gate::Gate;
+use crate::host;
 
 const BOX: &str = "/box";
 const NOBODY: Duration = Duration::from_millis(20);
@@ -71,11 +74,14 @@ pub(crate) fn attend(
 ) -> io::Result<()> {
     // Connections are taken from here on: they wait until they are listened to.
     gate.renew(&first.token);
-    answer(&mut port.0, first, state.set_limits(&first.limits), &state)?;
+    answer(&mut port.0, first, settle_in(first, &state), &state)?;
+    let runtime = Handle::current();
     std::thread::Builder::new()
         .name("orders".to_owned())
         .stack_size(64 << 10)
         .spawn(move || {
+            // Whoever the box is told to be may have something to do that takes long.
+            let _entered = runtime.enter();
             if let Err(error) = listen(port.0, &gate, &state) {
                 let message = format!("the host can not tell this box anything any more: {error}");
                 state.log().add(LogLevel::Error, message);
@@ -88,13 +94,24 @@ fn listen(mut port: File, gate: &Gate, state: &State) -> io::Result<()> {
     loop {
         let order = next_order(&mut port)?;
         // The token last: who is let in finds everything done.
-        let done = renew(&order).and_then(|()| state.set_limits(&order.limits));
+        let done = renew(&order).and_then(|()| settle_in(&order, state));
         if done.is_ok() {
             // What the box is called is the host's to say later, too.
             let _named = rustix::system::sethostname(order.hostname.as_bytes());
             gate.renew(&order.token);
         }
         answer(&mut port, &order, done, state)?;
+    }
+}
+
+/// What only the agent can do, once it runs in its box.
+fn settle_in(order: &Order, state: &State) -> io::Result<()> {
+    state.set_limits(&order.limits)?;
+    match &order.introduction {
+        None => Ok(()),
+        Some(introduction) => {
+            host::apply(state, introduction.clone()).map_err(|error| io::Error::other(error.message))
+        }
     }
 }
 
@@ -245,19 +262,23 @@ fn timer_ticks() -> u64 {
 fn next_order(port: &mut File) -> io::Result<Order> {
     let mut heard = Vec::new();
     loop {
-        let mut part = [0; 512];
+        let mut part = [0; 4096];
         match port.read(&mut part) {
             // Nobody is at the other end: not for long.
             Ok(0) => {
                 heard.clear();
                 std::thread::sleep(NOBODY);
             }
-            Ok(count) => heard.extend_from_slice(&part[..count]),
+            Ok(count) => {
+                heard.extend_from_slice(&part[..count]);
+                if part[..count].contains(&b'\n')
+                    && let Some(order) = Order::last_in(&heard)
+                {
+                    return Ok(order);
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
-        }
-        if let Some(order) = Order::last_in(&heard) {
-            return Ok(order);
         }
         if heard.len() > MOST_ORDER {
             heard.clear();

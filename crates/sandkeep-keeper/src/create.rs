@@ -60,7 +60,8 @@ pub enum Origin<'a> {
 /// A box that came up.
 pub struct Up {
     pub live: LiveBox,
-    pub agent: Agent,
+    /// A connection to its agent, if somebody had to talk to it.
+    pub agent: Option<Agent>,
     /// Its processes were there already.
     pub restored: bool,
 }
@@ -399,7 +400,7 @@ impl Core {
     }
 
     /// Processes on a disk, from memory or cold; then an agent that knows who it is and a way
-    /// out.
+    /// out. With the connection on which it was told, if it was told on one.
     pub async fn start_on(
         &self,
         entry: &Entry,
@@ -407,12 +408,13 @@ impl Core {
         disk: Disk,
         image: Option<&std::path::Path>,
         identity: &InitRequest,
-    ) -> Result<(LiveBox, Agent)> {
+    ) -> Result<(LiveBox, Option<Agent>)> {
         let spec = BoxSpec {
             id: entry.id.clone(),
             root: disk.path,
             limits: sandbox.limits,
             hostname: entry.id.to_string(),
+            introduction: entry.ward.introduces().then(|| identity.clone()),
         };
         let begin = async {
             match image {
@@ -432,15 +434,23 @@ impl Core {
             })
             .map_err(|error| error.context("starting the box"))?;
         let talk = async {
+            if entry.ward.introduces() {
+                return Ok(None);
+            }
             let mut agent = agent::agent(entry.ward.as_ref(), &entry.id).await?;
             agent.init(identity).await?;
-            Ok::<_, Error>(agent)
+            Ok::<_, Error>(Some(agent))
         };
         let (agent, attached) = tokio::join!(talk, self.attach(entry));
         let mut agent = agent.map_err(|error| error.context("greeting the agent"))?;
         attached.map_err(|error| error.context("attaching the network"))?;
         if let Some(authority) = entry.reach.authority_for(&entry.reach.egress())? {
-            agent.trust(&authority).await?;
+            let mut talking = match agent {
+                Some(agent) => agent,
+                None => agent::agent(entry.ward.as_ref(), &entry.id).await?,
+            };
+            talking.trust(&authority).await?;
+            agent = Some(talking);
         }
         Ok((live, agent))
     }

@@ -383,9 +383,15 @@ impl Core {
         let up = self.bring_up(&entry, None, None, origin).await?;
         self.start_what_it_is_for(&entry, &up, Some(template))
             .await?;
-        let Up {
-            live, mut agent, ..
-        } = up;
+        let Up { live, agent, .. } = up;
+        let reached = match agent {
+            Some(agent) => Ok(agent),
+            None => agent::agent(entry.ward.as_ref(), &entry.id).await,
+        };
+        let mut agent = match reached {
+            Ok(agent) => agent,
+            Err(error) => return Err(self.give_up(&entry, error).await),
+        };
         if let Err(error) = agent.warm().await {
             // It works cold, too.
             tracing::warn!(id = %entry.id, %error, "warming a pooled box");

@@ -166,6 +166,7 @@ fn what_nobody_knows_is_removed() {
                 root: disk.path,
                 limits: sandkeep_model::Limits::default(),
                 hostname: "nobody".into(),
+                introduction: None,
             })
             .await
             .unwrap();

@@ -28,6 +28,8 @@ use std::{
 
 const APPEARS: Duration = Duration::from_secs(10);
 const MOST_SAID: usize = 600;
+/// Far less than what a socket holds.
+const FITS: usize = 32 << 10;
 const LARGEST_DISK: u64 = 16 << 40;
 
 /// Everything one QEMU gets from us.
@@ -59,9 +61,18 @@ impl Started {
     /// Gives QEMU its machine, which carries out the order first of all.
     pub fn begin(&mut self, devices: &[u8], order: &Order) -> Result<()> {
         self.qmp.load_devices(in_memory(devices)?.as_fd())?;
-        // It is there when the machine begins to run.
-        tell(&mut self.port, order)?;
-        self.qmp.go_on()
+        let line = order
+            .to_line()
+            .map_err(|error| Error::internal(error.to_string()))?;
+        // One that fits into the socket is there when the machine begins to run; of a longer one
+        // nobody takes a byte before.
+        if line.len() <= FITS {
+            tell(&mut self.port, &line)?;
+            self.qmp.go_on()
+        } else {
+            self.qmp.go_on()?;
+            tell(&mut self.port, &line)
+        }
     }
 }
 

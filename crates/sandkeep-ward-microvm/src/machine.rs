@@ -45,6 +45,8 @@ const BOOT: Duration = Duration::from_secs(90);
 const KVM_BOOT: Duration = Duration::from_secs(20);
 /// One whose timer was not found by its kernel hangs; the next one does not.
 const ATTEMPTS: u32 = 4;
+/// A machine that runs takes what it is told.
+const TOLD: Duration = Duration::from_secs(30);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(15);
 /// Before its answer; a machine says some lines at most.
 const MOST_HEARD: usize = 64 << 10;
@@ -367,11 +369,9 @@ pub fn read(dir: &Path) -> Result<Option<Machine>> {
 }
 
 /// Writes an order to the port of a machine.
-pub fn tell(port: &mut UnixStream, order: &Order) -> Result<()> {
-    let line = order
-        .to_line()
-        .map_err(|error| Error::internal(error.to_string()))?;
-    port.write_all(line.as_bytes())
+pub fn tell(port: &mut UnixStream, line: &str) -> Result<()> {
+    port.set_write_timeout(Some(TOLD))
+        .and_then(|()| port.write_all(line.as_bytes()))
         .doing("telling the machine who it is")
         .map_err(Error::from)
 }

@@ -195,7 +195,10 @@ impl Birth {
         // It begins: whatever becomes of it, its disk is not fresh any more.
         disk::use_up(&self.spec.root)?;
         self.laps.lap("disk");
-        let order = new_order(&self.token, &self.spec.hostname, &self.spec.limits)?;
+        let order = Order {
+            introduction: self.spec.introduction.take(),
+            ..new_order(&self.token, &self.spec.hostname, &self.spec.limits)?
+        };
         started.begin(&self.origin.devices, &order)?;
         self.laps.lap("devices");
         let answer = answered(&started.port, &order, AGENT_DEADLINE)?;
@@ -273,6 +276,7 @@ pub(crate) fn new_order(token: &Secret, hostname: &str, limits: &Limits) -> Resu
         timestamp_ms: Timestamp::now().millis(),
         hostname: hostname.to_owned(),
         limits: inner_limits(limits),
+        introduction: None,
     })
 }
 

@@ -274,6 +274,11 @@ impl Ward for MicrovmWard {
         blocking(move || disk::make(&tree, &into)).await
     }
 
+    /// With the first order, before the network of the box has moved a byte.
+    fn introduces(&self) -> bool {
+        true
+    }
+
     /// The first box of a shape waits for a machine to be booted.
     fn patience(&self) -> Duration {
         PATIENCE

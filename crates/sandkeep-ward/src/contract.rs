@@ -114,6 +114,12 @@ pub trait Ward: Send + Sync + 'static {
         Duration::from_secs(30)
     }
 
+    /// Whether a box that comes up has been told who it is (`introduction` of its specification)
+    /// by the ward: where a conversation with the agent is expensive, one is enough.
+    fn introduces(&self) -> bool {
+        false
+    }
+
     /// Starts a box. When this returns the agent is running and its channel can be opened.
     /// On error nothing of the box is left behind.
     async fn start(&self, spec: BoxSpec) -> Result<LiveBox>;

@@ -1,5 +1,6 @@
 //! What a box is asked to be.
 
+use sandkeep_agent_api::host::InitRequest;
 use sandkeep_model::{Error, Limits, Result, SandboxId};
 use std::path::PathBuf;
 
@@ -14,6 +15,10 @@ pub struct BoxSpec {
     pub limits: Limits,
     /// The host name seen inside.
     pub hostname: String,
+    /// Who the box is, for levels that tell its agent themselves: see [`Ward::introduces`].
+    ///
+    /// [`Ward::introduces`]: crate::Ward::introduces
+    pub introduction: Option<InitRequest>,
 }
 
 impl BoxSpec {
@@ -53,6 +58,7 @@ mod tests {
             root: root.into(),
             limits: Limits::default(),
             hostname: hostname.to_owned(),
+            introduction: None,
         };
         spec("/", "e2b.local").check().unwrap();
         for (root, name, field) in [

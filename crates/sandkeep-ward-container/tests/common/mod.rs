@@ -134,6 +134,7 @@ pub fn spec_on(root: PathBuf) -> sandkeep_ward::BoxSpec {
     let id = sandkeep_model::SandboxId::random();
     sandkeep_ward::BoxSpec {
         hostname: id.to_string(),
+        introduction: None,
         id,
         root,
         limits: sandkeep_model::Limits {

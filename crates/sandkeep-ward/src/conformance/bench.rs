@@ -81,6 +81,7 @@ pub(super) fn spec(bench: &dyn Bench, limits: Limits) -> BoxSpec {
     let id = SandboxId::random();
     BoxSpec {
         hostname: id.to_string(),
+        introduction: None,
         id,
         root: bench.root(),
         limits,

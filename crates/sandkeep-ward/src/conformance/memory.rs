@@ -86,6 +86,7 @@ fn spec_on(root: PathBuf, limits: Limits) -> BoxSpec {
     let id = SandboxId::random();
     BoxSpec {
         hostname: id.to_string(),
+        introduction: None,
         id,
         root,
         limits,
