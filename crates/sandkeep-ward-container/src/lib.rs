@@ -17,6 +17,7 @@ mod sys;
 mod tmpfs;
 mod ward;
 mod watch;
+mod writing;
 
 // Shared by all wards; here under the names this crate has always used.
 use sandkeep_host::{cgroup, failure, proc, slots};

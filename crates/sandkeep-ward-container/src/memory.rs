@@ -6,15 +6,21 @@ use crate::{
     live::Live,
     start::AGENT,
     ward::{FREEZE_DEADLINE, Inner},
+    writing,
 };
-use sandkeep_host::{failure::Doing as _, files::Stamp, proc, work::blocking};
+use sandkeep_host::{
+    failure::Doing as _,
+    files::{Stamp, open_dir},
+    proc,
+    work::blocking,
+};
 use sandkeep_model::{Error, Result, SandboxId};
 use sandkeep_ward::Engine;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
     fs, io,
-    os::unix::fs::PermissionsExt as _,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -130,7 +136,7 @@ impl Inner {
     pub(crate) async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
         let live = self.must_hold(id)?;
         let criu = self.criu().await?;
-        let directory = {
+        let (directory, writing) = {
             let (live, image) = (Arc::clone(&live), image.to_owned());
             let box_dir = self.box_dir(id);
             let keeps_connections = criu.keeps_connections();
@@ -142,17 +148,29 @@ impl Inner {
             criu: self.call(&criu),
             image: image.to_owned(),
         };
-        self.launcher.save(job, &directory).await
+        let box_dir = self.box_dir(id);
+        let saved = self.launcher.save(job, &directory, writing).await;
+        blocking(move || {
+            if saved.is_ok() {
+                writing::done(&box_dir)?;
+            } else {
+                // Who was to write it may have been killed, and CRIU goes on.
+                writing::wait(&box_dir, &live.record.cgroups, writing::DEADLINE)?;
+            }
+            saved
+        })
+        .await
     }
 }
 
-/// Everything of an image that is not CRIU's.
+/// Everything of an image that is not CRIU's. Gives the directory of the box and the lock of whoever
+/// writes it.
 fn prepare(
     live: &Live,
     box_dir: &Path,
     image: &Path,
     keeps_connections: bool,
-) -> Result<std::os::fd::OwnedFd> {
+) -> Result<(OwnedFd, OwnedFd)> {
     if !live.runs() {
         return Err(Error::conflict(format!("box {} has ended", live.id)));
     }
@@ -179,7 +197,7 @@ fn prepare(
     // A box maps the file of its agent: without it the image would be worth nothing once
     // there is a newer one.
     fs::copy(box_dir.join(AGENT), image.join(AGENT)).doing("writing the image")?;
-    sandkeep_host::files::open_dir(box_dir)
+    Ok((open_dir(box_dir)?, writing::begin(box_dir)?))
 }
 
 /// Lets the agent put down connections of ours that are over. It may have been frozen before it

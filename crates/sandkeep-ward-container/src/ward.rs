@@ -10,7 +10,7 @@ use crate::{
     live::{self, Live},
     record::{Note, Record},
     slots::{Slot, Slots},
-    tmpfs, watch,
+    tmpfs, watch, writing,
 };
 use async_trait::async_trait;
 use sandkeep_host::{
@@ -187,6 +187,10 @@ impl Inner {
             self.clear_record(&found.id, record).await?;
             return Ok(Adoption::Gone);
         };
+        {
+            let (box_dir, cgroups) = (self.box_dir(&found.id), record.cgroups.clone());
+            blocking(move || Ok(writing::wait(&box_dir, &cgroups, writing::DEADLINE)?)).await?;
+        }
         let slot = lock(&self.reserved)
             .remove(&found.id)
             .filter(|slot| slot.number() == record.slot)

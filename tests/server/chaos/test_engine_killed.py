@@ -213,3 +213,58 @@ def test_half_a_box_stayed_when_the_one_who_restored_it_was_killed(tiny):
             if box.info()["state"] == "paused":
                 tiny.json("POST", box.path + "/resume", {"timeout_seconds": 1800}, timeout=120)
             assert box.root(ASK).out == f"{count}\n"
+
+
+def stopped_dump(server, limit=20):
+    """The `criu dump` of this server, in the middle of it and standing still. It takes a tenth of
+    a second, so nobody sleeps here."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        for pid in engine_processes(server, "container"):
+            with contextlib.suppress(OSError):
+                if b"dump" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    os.kill(pid, signal.SIGSTOP)
+                    return pid
+    raise AssertionError("CRIU was never seen at work")
+
+
+def runs(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+@pytest.mark.parametrize("route, body", [("pause", {}), ("points", {"memory": True})])
+@pytest.mark.parametrize("also_its_parent", [False, True])
+def test_a_box_was_lost_when_its_server_died_while_criu_wrote_it(tiny, route, body, also_its_parent):
+    """CRIU goes on without its server, and the next one waits for it."""
+    with Box(tiny, isolation="container", timeout_seconds=1800) as box:
+        assert box.root(COUNTER).ok and box.root(ASK).out == "1\n"
+
+        def act():
+            with contextlib.suppress(Refused, OSError, urllib.error.URLError, ValueError):
+                tiny.json("POST", f"{box.path}/{route}", body, timeout=120)
+
+        caller = threading.Thread(target=act)
+        caller.start()
+        criu = stopped_dump(tiny)
+        worker = parent(criu)
+        tiny.kill_hard()
+        caller.join()
+        if also_its_parent:
+            os.kill(worker, signal.SIGKILL)
+        next_one = threading.Thread(target=tiny.start)
+        next_one.start()
+        time.sleep(1.5)
+        assert runs(criu), "it was ended in the middle"
+        assert next_one.is_alive(), "the next server did not wait"
+        os.kill(criu, signal.SIGCONT)
+        next_one.join()
+        assert not runs(criu)
+        state = wait_for(lambda: settled(box), "the box is on one side", limit=90)
+        assert state == "running"
+        assert box.root(ASK).out == "2\n", "the same process"
+        # It can be written again.
+        assert tiny.json("POST", box.path + "/pause", {})["pause"]["mode"] == "disk"
+        tiny.json("POST", box.path + "/resume", {"timeout_seconds": 1800})
+        assert box.root(ASK).out == "3\n"

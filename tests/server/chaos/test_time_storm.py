@@ -1,6 +1,10 @@
-"""The server is killed in the middle of pauses, wake-ups, points, forks and rollbacks."""
+"""The server is killed in the middle of pauses, wake-ups, points, forks and rollbacks.
+
+`SANDKEEP_STORM=50` kills it fifty times in each operation with memory.
+"""
 
 import contextlib
+import os
 import random
 import secrets
 import shutil
@@ -12,6 +16,9 @@ import pytest
 from boxkit import Box, wait_for
 from sandkeep_server import Refused, state_dir
 from tiny import ASK, COUNTER, TinyServer, tiny_state
+
+
+ROUNDS = int(os.environ.get("SANDKEEP_STORM", "2"))
 
 
 @pytest.fixture
@@ -137,12 +144,12 @@ def nothing_half_made(server):
 
 @pytest.mark.parametrize("name", ["pause", "resume", "snapshot", "fork", "rollback"])
 def test_a_kill_in_the_middle_leaves_memory_old_or_new_on_a_container(tiny, name):
-    dice = random.Random(name)
+    dice = random.Random(name if ROUNDS == 2 else secrets.token_hex(4))
     with Box(tiny, isolation="container", timeout_seconds=1800) as box:
         assert box.root(COUNTER).ok and box.root(ASK).out == "1\n"
         point = tiny.json("POST", box.path + "/points", {"memory": True})
         assert point["memory"], point
-        for _ in range(2):
+        for _ in range(ROUNDS):
             if name == "resume":
                 assert tiny.json("POST", box.path + "/pause", {})["pause"]["mode"] == "disk"
             route, body = {

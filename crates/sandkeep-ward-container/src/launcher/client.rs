@@ -121,33 +121,35 @@ impl Launcher {
             Job::Start(_) => START_DEADLINE,
             Job::Restore(_) | Job::Save(_) => MEMORY_DEADLINE,
         };
-        let mut outcome = self.attempt(&bytes, directory, deadline).await?;
+        let beside = [directory.as_fd()];
+        let mut outcome = self.attempt(&bytes, &beside, deadline).await?;
         if matches!(outcome, Outcome::Silence) {
             // The job was lost with the launcher: a new one gets it once more.
-            outcome = self.attempt(&bytes, directory, deadline).await?;
+            outcome = self.attempt(&bytes, &beside, deadline).await?;
         }
         match outcome {
             Outcome::Answered(Answer::Started(started), Some(pidfd)) => Ok((started, pidfd)),
             Outcome::Answered(Answer::Started(_), None) => {
                 Err(Error::internal("the launcher sent no pidfd"))
             }
-            other => Err(no_box(other)),
+            other => Err(nothing("starting the box", other)),
         }
     }
 
-    /// Writes a frozen box.
-    pub async fn save(&self, job: Save, directory: &OwnedFd) -> Result<()> {
+    /// Writes a frozen box. `writing` is given away: whoever writes has it as long as it does.
+    pub async fn save(&self, job: Save, directory: &OwnedFd, writing: OwnedFd) -> Result<()> {
         let bytes = protocol::encode(&Job::Save(job)).doing("encoding the job")?;
-        match self.attempt(&bytes, directory, MEMORY_DEADLINE).await? {
+        let beside = [directory.as_fd(), writing.as_fd()];
+        match self.attempt(&bytes, &beside, MEMORY_DEADLINE).await? {
             Outcome::Answered(Answer::Saved, _) => Ok(()),
-            other => Err(no_box(other)),
+            other => Err(nothing("writing the box to disk", other)),
         }
     }
 
     async fn attempt(
         &self,
         job: &[u8],
-        directory: &OwnedFd,
+        beside: &[BorrowedFd<'_>],
         deadline: Duration,
     ) -> Result<Outcome> {
         let running = self.running().await?;
@@ -157,10 +159,9 @@ impl Launcher {
             .doing("making a socket pair")?;
         let reply = watch_fd(ours, Interest::READABLE).doing("watching a job")?;
         let talk = async {
-            if !running
-                .send(job, &[theirs.as_fd(), directory.as_fd()])
-                .await?
-            {
+            let mut fds = vec![theirs.as_fd()];
+            fds.extend(beside);
+            if !running.send(job, &fds).await? {
                 return Ok(Outcome::Silence);
             }
             drop(theirs);
@@ -187,9 +188,9 @@ impl Launcher {
 }
 
 /// Why nothing came of a job.
-fn no_box(outcome: Outcome) -> Error {
+fn nothing(doing: &str, outcome: Outcome) -> Error {
     match outcome {
-        Outcome::Answered(Answer::Failed { message, errno }, _) => refusal(&message, errno),
+        Outcome::Answered(Answer::Failed { message, errno }, _) => refusal(doing, &message, errno),
         Outcome::Answered(Answer::Refused { why }, _) => Error::new(
             Code::NotEnforceable,
             format!("the memory of the box can not be written to disk: {why}"),
@@ -245,7 +246,7 @@ impl Running {
 }
 
 /// The worker's words as an error of the server.
-fn refusal(message: &str, errno: Option<i32>) -> Error {
+fn refusal(doing: &str, message: &str, errno: Option<i32>) -> Error {
     let error = errno.map_or_else(
         || Error::internal(""),
         |errno| Error::from(io::Error::from_raw_os_error(errno)),
@@ -254,7 +255,7 @@ fn refusal(message: &str, errno: Option<i32>) -> Error {
         Some(libc::EAGAIN) => Code::ResourceExhausted,
         _ => error.code,
     };
-    let mut made = Error::new(code, format!("starting the box: {message}"));
+    let mut made = Error::new(code, format!("{doing}: {message}"));
     made.hint = error.hint.or_else(|| {
         Some("run `sandkeep doctor`: it looks at everything this level needs".to_owned())
     });

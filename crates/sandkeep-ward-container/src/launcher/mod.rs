@@ -20,6 +20,7 @@ mod verify;
 mod words;
 mod worker;
 
+pub use repair::end as set_connections_going;
 pub use worker::SOCKET;
 
 use crate::{

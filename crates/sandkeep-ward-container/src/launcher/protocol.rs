@@ -36,7 +36,7 @@ pub struct Setup {
 }
 
 /// What a worker is to do. Beside it travel the socket for the answer and the box's directory,
-/// in which the agent's file is.
+/// in which the agent's file is; and for a box to write the lock that tells so.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Job {
     Start(Start),

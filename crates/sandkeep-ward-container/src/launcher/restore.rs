@@ -8,7 +8,7 @@ use super::{
     mounts,
     protocol::{self, Started},
     repair,
-    room::{self, Run, Seen},
+    room::{self, Beside, Run, Seen},
     table, userns_image,
     verify::{self, Expected},
     words,
@@ -227,9 +227,13 @@ fn run(
     .doing("listening to CRIU")?;
     let mut criu = Run::start(&job.criu, words)?;
     let mut found = None;
+    let beside = Beside {
+        caller: place.reply.as_fd(),
+        question: question.as_fd(),
+    };
     loop {
-        match criu.wait(place.reply.as_fd(), Some(question.as_fd()))? {
-            Seen::Ready => {
+        match criu.wait(Some(beside))? {
+            Seen::Asked => {
                 let looked = asked(&question).and_then(|pid| look(pid, job, place));
                 match looked {
                     Ok(whole) => found = Some(whole),

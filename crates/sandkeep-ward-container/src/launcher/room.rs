@@ -106,11 +106,19 @@ pub struct Run {
     until: Instant,
 }
 
+/// What may happen while CRIU works.
+#[derive(Clone, Copy)]
+pub struct Beside<'a> {
+    /// Whoever has the other end waits for the outcome, and may go.
+    pub caller: BorrowedFd<'a>,
+    /// Readable when CRIU asks something.
+    pub question: BorrowedFd<'a>,
+}
+
 /// What [`Run::wait`] saw.
 pub enum Seen {
     Ended(ExitStatus),
-    /// The descriptor that was watched can be read.
-    Ready,
+    Asked,
     /// Nobody waits for the outcome any more, or it takes too long.
     GiveUp,
 }
@@ -154,28 +162,24 @@ impl Run {
         }
     }
 
-    /// Waits for its end, for `ready`, or until whoever has the other end of `caller` is gone.
-    pub fn wait(
-        &mut self,
-        caller: BorrowedFd<'_>,
-        ready: Option<BorrowedFd<'_>>,
-    ) -> Result<Seen, Failure> {
+    /// Waits for its end, or for what `beside` it may happen.
+    pub fn wait(&mut self, beside: Option<Beside<'_>>) -> Result<Seen, Failure> {
         let pause = Timespec::try_from(LOOK)
             .map_err(|_| io::ErrorKind::InvalidInput)
             .doing("waiting for CRIU")?;
         loop {
-            let mut fds = vec![
-                PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(caller, PollFlags::RDHUP),
-            ];
-            fds.extend(ready.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            let mut fds = vec![PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN)];
+            if let Some(Beside { caller, question }) = beside {
+                fds.push(PollFd::from_borrowed_fd(caller, PollFlags::RDHUP));
+                fds.push(PollFd::from_borrowed_fd(question, PollFlags::IN));
+            }
             match poll(&mut fds, Some(&pause)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error).doing("waiting for CRIU"),
             }
             let there = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
             if there(2) {
-                return Ok(Seen::Ready);
+                return Ok(Seen::Asked);
             }
             if there(0) {
                 return self.child.wait().map(Seen::Ended).doing("waiting for CRIU");

@@ -6,6 +6,7 @@ use super::{
     table, words,
 };
 use crate::failure::{Doing, Failure};
+use rustix::io::FdFlags;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::{
     ffi::OsString,
@@ -36,9 +37,12 @@ impl From<Failure> for NotSaved {
     }
 }
 
-/// The box is there and frozen when this returns, whatever came of it.
-pub fn save(job: &protocol::Save, reply: &OwnedFd) -> Result<(), NotSaved> {
-    let outcome = write(job, reply);
+/// The box is there and frozen when this returns, whatever came of it. Done to the end even if
+/// nobody waits for it any more; `writing` tells others for how long.
+pub fn save(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
+    // CRIU gets it, too: should we be killed, it goes on.
+    rustix::io::fcntl_setfd(writing, FdFlags::empty()).doing("handing the lock to CRIU")?;
+    let outcome = write(job);
     if outcome.is_err() {
         // CRIU does this itself, unless somebody killed it.
         repair::end(&job.cgroups.processes())?;
@@ -48,7 +52,7 @@ pub fn save(job: &protocol::Save, reply: &OwnedFd) -> Result<(), NotSaved> {
     outcome
 }
 
-fn write(job: &protocol::Save, reply: &OwnedFd) -> Result<(), NotSaved> {
+fn write(job: &protocol::Save) -> Result<(), NotSaved> {
     let image = mounts::detached(rustix::fs::CWD, &job.image).doing("opening the image")?;
     let network = fs::File::open(format!("/proc/{}/ns/net", job.pid))
         .doing("opening the network namespace of the box")?;
@@ -58,9 +62,9 @@ fn write(job: &protocol::Save, reply: &OwnedFd) -> Result<(), NotSaved> {
     move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
         .doing("entering the network namespace of the box")?;
     let mut run = Run::start(&job.criu, &words_for(job)?)?;
-    let status = match run.wait(reply.as_fd(), None)? {
+    let status = match run.wait(None)? {
         Seen::Ended(status) => status,
-        Seen::Ready | Seen::GiveUp => {
+        Seen::Asked | Seen::GiveUp => {
             run.kill();
             return Err(NotSaved::Failed(Failure {
                 doing: "writing the box to disk".to_owned(),

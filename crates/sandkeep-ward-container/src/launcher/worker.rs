@@ -111,7 +111,8 @@ fn done(launcher: &OwnedFd) {
 
 fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet, launcher: &OwnedFd) {
     let job = packet.parse::<Job>();
-    let Ok([reply, directory]) = <[OwnedFd; 2]>::try_from(packet.fds) else {
+    let mut fds = packet.fds.into_iter();
+    let (Some(reply), Some(directory), writing) = (fds.next(), fds.next(), fds.next()) else {
         leave(setup, cgroups);
         done(launcher);
         return;
@@ -126,7 +127,12 @@ fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet, la
         Ok(Job::Start(job)) => start(setup, filters, cgroups, &job, &directory),
         Ok(Job::Restore(job)) => restore::restore(&job, &place),
         Ok(Job::Save(job)) => {
-            let saved = save::save(&job, &reply);
+            let saved = writing
+                .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
+                .doing("reading the job")
+                .map_err(NotSaved::from)
+                // Free before anybody is told that it is.
+                .and_then(|writing| save::save(&job, &writing));
             leave(setup, cgroups);
             done(launcher);
             return answer_save(&reply, saved);
