@@ -288,27 +288,48 @@ ensure_criu_tools() {
     libnl-3-dev libnl-route-3-dev libcap-dev libnet1-dev libbsd-dev uuid-dev pkg-config make gcc libc6-dev patch xz-utils
 }
 
-# build_criu FILE ours|plain
+# build_criu FILE ours|plain. The tree stays: the other one is built from it in a moment.
 build_criu() {
-  local dir status=0
-  mkdir -p "$REPO/.cache/criu"
-  dir=$(mktemp -d)
-  chmod 755 "$dir"
+  local dir=$REPO/.cache/criu/source status=0
+  mkdir -p "$(dirname "$dir")"
   (
     set -e
-    cd "$dir"
-    criu_source "$dir"
-    tar --extract --strip-components=1 --one-top-level=source --file orig.tar
-    cd source
-    if [ "$2" = ours ]; then
-      patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
-      sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep2/' Makefile.versions
+    if [ ! -e "$dir/Makefile.versions" ]; then
+      fetch_criu "$dir"
     fi
+    cd "$dir"
+    case $2:$(cat flavour) in
+      ours:plain)
+        patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
+        sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep2/' Makefile.versions
+        ;;
+      plain:ours)
+        patch --strip=1 --reverse <"$REPO/deploy/criu/boxes.patch"
+        sed -i 's/\.sandkeep2$//' Makefile.versions
+        ;;
+    esac
+    printf '%s' "$2" >flavour
     make -j"$(nproc)" criu NO_GNUTLS=1
     install --mode 755 criu/criu "$1"
   ) >"$REPO/.cache/criu/log" 2>&1 || status=1
-  as_root rm -rf "$dir"
+  # Half of it may be patched.
+  [ "$status" -eq 0 ] || as_root rm -rf "$dir"
   return "$status"
+}
+
+fetch_criu() {
+  local fresh
+  fresh=$(mktemp -d)
+  chmod 755 "$fresh"
+  criu_source "$fresh" || {
+    as_root rm -rf "$fresh"
+    return 1
+  }
+  rm -rf "$1"
+  mkdir -p "$1"
+  tar --extract --strip-components=1 --directory "$1" --file "$fresh/orig.tar"
+  printf plain >"$1/flavour"
+  as_root rm -rf "$fresh"
 }
 
 # The upstream archive in the newest Debian that has it, checked against the signed list.

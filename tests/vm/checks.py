@@ -23,6 +23,7 @@ sys.path[:0] = ["/opt/vm", "/opt/vm/server"]
 from boxkit import Box  # noqa: E402
 import sandkeep_server  # noqa: E402
 from sandkeep_server import Server  # noqa: E402
+from tiny import ASK, COUNTER  # noqa: E402
 
 BIN = "/usr/local/bin/sandkeep"
 STATE = Path("/var/lib/sandkeep")
@@ -187,6 +188,81 @@ def gone_without_trace(server, box, group):
     eventually("its mounts go", lambda: box.id not in Path("/proc/self/mountinfo").read_text())
 
 
+def counts(box, number):
+    assert box.root(ASK, http_timeout=PATIENCE).out == f"{number}\n"
+
+
+def to_disk(server):
+    """Memory and processes by CRIU: pause, a server that dies, wake, copy, go back."""
+    with box_of(server) as box:
+        assert box.root(COUNTER, http_timeout=PATIENCE).ok
+        counts(box, 1)
+        group = cgroup_of_box(box)
+        paused = server.json("POST", box.path + "/pause", {}, timeout=PATIENCE)["pause"]
+        assert paused["mode"] == "disk", paused
+        eventually("nothing of it is left in memory", lambda: not group.exists())
+        server.kill_hard()
+        server.start()
+        server.json("POST", box.path + "/resume", {"timeout_seconds": 3600}, timeout=PATIENCE)
+        counts(box, 2)
+        group = cgroup_of_box(box)
+        assert (group / "memory.swap.max").read_text().strip() == "0", "its limits are what they were"
+        point = server.json("POST", box.path + "/points", {"memory": True}, timeout=PATIENCE)
+        assert point["memory"], point
+        counts(box, 3)
+        forks = server.json("POST", box.path + "/fork", {"count": 2}, timeout=PATIENCE)["forks"]
+        for fork in forks:
+            with Box.known(server, fork["sandbox"]["id"]) as copy:
+                counts(copy, 4)
+        assert box.root("rm -rf /home; pkill -f run/ask; exit 0", http_timeout=PATIENCE).ok
+        server.json("POST", box.path + "/rollback", {"to": point["id"]}, timeout=PATIENCE)
+        counts(box, 3)
+        assert box.root(["ls", "/home"]).ok
+        server.json("DELETE", f"/v1/points/{point['id']}")
+
+
+# CRIU does not write message queues, so whoever has one stays in memory.
+HOLD = """
+import ctypes, hashlib, os, signal
+attributes = (ctypes.c_long * 8)(0, 4, 64)
+assert ctypes.CDLL(None).mq_open(b"/held", os.O_CREAT | os.O_RDWR, 0o600, attributes) >= 0
+held = os.urandom(60 << 20)
+def tell(*_):
+    with open("/root/sum", "w") as out:
+        out.write(hashlib.sha256(held).hexdigest())
+signal.signal(signal.SIGUSR1, tell)
+tell()
+while True:
+    signal.pause()
+"""
+
+
+def to_swap(server):
+    swap = Path("/var/swap")
+    ran("dd", "if=/dev/zero", f"of={swap}", "bs=1M", "count=256", "status=none")
+    swap.chmod(0o600)
+    ran("mkswap", str(swap))
+    ran("swapon", str(swap))
+    try:
+        with box_of(server, limits={"memory_mib": 200}) as box:
+            box.root(["sh", "-c", f"cat > /root/hold.py <<'END'\n{HOLD}\nEND\nnohup python3 /root/hold.py >/dev/null 2>&1 &"])
+            first = eventually("memory is held", lambda: box.root("cat /root/sum 2>/dev/null").out)
+            group = cgroup_of_box(box)
+            before = int((group / "memory.current").read_text())
+            paused = server.json("POST", box.path + "/pause", {}, timeout=PATIENCE)["pause"]
+            assert paused["mode"] == "ram" and "went to swap" in paused["why"], paused
+            left = int((group / "memory.current").read_text())
+            print(f"  | {before >> 20} MiB before, {left >> 20} MiB in memory when it rests")
+            assert left < before - 40 * MIB, (before, left)
+            server.json("POST", box.path + "/resume", {"timeout_seconds": 3600}, timeout=PATIENCE)
+            assert (group / "memory.swap.max").read_text().strip() == "0"
+            box.root("rm /root/sum; pkill -USR1 -f hold.py")
+            assert eventually("it tells its sum", lambda: box.root("cat /root/sum 2>/dev/null").out) == first
+    finally:
+        ran("swapoff", str(swap))
+        swap.unlink()
+
+
 def kill_leaves_nothing(server):
     box = box_of(server)
     gone_without_trace(server, box, cgroup_of_box(box))
@@ -230,6 +306,8 @@ def suite(label, server):
         ("disk quota", disk),
         ("kill leaves nothing", kill_leaves_nothing),
         ("killed server, boxes adopted", adoption),
+        ("memory and processes to disk and back", to_disk),
+        ("memory to swap and back", to_swap),
         ("nothing is left at the end", all_gone),
     ]:
         if not check(f"{label}: {name}", body, server):
