@@ -66,6 +66,17 @@ def test_a_box_in_a_machine_of_its_own(server, microvm):
     assert checks["acceleration"]["found"].startswith(acceleration), checks
 
 
+def test_as_much_environment_as_is_allowed_is_there_from_the_first_command_on(server, microvm):
+    """It travels with the first order, over a serial port; the worst of it takes six bytes for one."""
+    much = {"SHORT": "here", "LONG": "\x01" * 65_000}
+    with machine(server, env=much) as box:
+        ran = box.exec(["python3", "-c", "import os; print(os.environ['SHORT'], len(os.environ['LONG']))"])
+        assert ran.out == "here 65000\n", ran
+        server.json("POST", box.path + "/pause", {})
+        server.json("POST", box.path + "/resume", {})
+        assert box.exec("echo $SHORT ${#LONG} $(hostname)").out == f"here 65000 {box.id}\n"
+
+
 def test_nobody_gets_an_emulated_machine_who_did_not_ask(server):
     with Box(server) as box:
         real = any(flag in open("/proc/cpuinfo").read() for flag in (" vmx", " svm"))
