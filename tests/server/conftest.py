@@ -1,4 +1,3 @@
-import os
 import sys
 from pathlib import Path
 
@@ -8,8 +7,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from boxkit import Box  # noqa: E402
 from outside import Outside  # noqa: E402
-from sandkeep_server import Server  # noqa: E402
-from world import World, enter, own_namespace  # noqa: E402
+from servers import boxes_of, in_namespace, in_place_of  # noqa: E402
+from world import World  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +26,8 @@ def box(server):
 
 @pytest.fixture
 def make(server):
-    made = []
-
-    def make(**request):
-        box = Box(server, **request)
-        made.append(box)
-        return box
-
-    yield make
-    for box in made:
-        box.kill()
+    with boxes_of(server) as make:
+        yield make
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +40,8 @@ def outside(tmp_path_factory):
 @pytest.fixture(scope="module")
 def moated(server, outside):
     """A server that knows the outside, in place of the one of the whole run."""
-    server.stop()
-    own = Server("--pool-size", "0", *outside.flags(), state=server.state).start()
-    yield own
-    if own.process is None or own.process.poll() is not None:
-        own.start()
-    own.end_boxes()
-    own.stop()
-    server.start()
+    with in_place_of(server, "--pool-size", "0", *outside.flags()) as own:
+        yield own
 
 
 @pytest.fixture(scope="module")
@@ -69,34 +54,14 @@ def world(tmp_path_factory):
 @pytest.fixture(scope="module")
 def walled(server, world):
     """A server in the world, in place of the one of the whole run. So is the test itself."""
-    server.stop()
-    home = own_namespace()
-    try:
-        enter(world.here)
-        own = Server("--pool-size", "2", *world.flags(), state=server.state).start()
+    with in_place_of(server, "--pool-size", "2", *world.flags(), where=in_namespace(world.here)) as own:
         yield own
-        if own.process is None or own.process.poll() is not None:
-            own.start()
-        own.end_boxes()
-        own.stop()
-    finally:
-        enter(home)
-        os.close(home)
-        server.start()
 
 
 @pytest.fixture
 def make_walled(walled):
-    made = []
-
-    def make(**request):
-        box = Box(walled, **request)
-        made.append(box)
-        return box
-
-    yield make
-    for box in made:
-        box.kill()
+    with boxes_of(walled) as make:
+        yield make
 
 
 def pytest_collection_modifyitems(items):

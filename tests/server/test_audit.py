@@ -6,9 +6,10 @@ import subprocess
 import threading
 
 import pytest
-from boxkit import Box, wait_for
+from boxkit import wait_for
 from outside import ADDRESS
-from sandkeep_server import Refused, Server, binary
+from sandkeep_server import Refused, binary
+from servers import boxes_of, in_place_of
 
 CURL = ["curl", "-sS", "--max-time", "30"]
 
@@ -16,31 +17,22 @@ CURL = ["curl", "-sS", "--max-time", "30"]
 @pytest.fixture(scope="module")
 def watched(server, outside):
     """A server that knows the outside, in place of the one of the whole run."""
-    server.stop()
-    own = Server("--pool-size", "1", "--audit-file-size", "64KiB", *outside.flags(), state=server.state).start()
-    yield own
-    if own.process is None or own.process.poll() is not None:
-        own.start()
-    own.end_boxes()
-    own.stop()
-    server.start()
+    with in_place_of(server, "--pool-size", "1", "--audit-file-size", "64KiB", *outside.flags()) as own:
+        yield own
 
 
 @pytest.fixture
 def make(watched):
-    made = []
+    with boxes_of(watched) as make_one:
 
-    def make(**request):
-        newest = entries(watched, limit=1)
-        box = Box(watched, **request)
-        # The log of the whole run is long; what is asked for is read from here on.
-        box.since = newest[0]["seq"] if newest else 0
-        made.append(box)
-        return box
+        def make(**request):
+            newest = entries(watched, limit=1)
+            box = make_one(**request)
+            # The log of the whole run is long; what is asked for is read from here on.
+            box.since = newest[0]["seq"] if newest else 0
+            return box
 
-    yield make
-    for box in made:
-        box.kill()
+        yield make
 
 
 def entries(server, **query):

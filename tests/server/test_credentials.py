@@ -13,6 +13,7 @@ import pytest
 from boxkit import Box, wait_for
 from origin import Origin
 from sandkeep_server import Refused, binary
+from servers import boxes_of
 
 # Only a hang runs into this.
 CURL = ["curl", "-sS", "--max-time", "60"]
@@ -29,16 +30,8 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def make(walled):
-    made = []
-
-    def make(**request):
-        box = Box(walled, **request)
-        made.append(box)
-        return box
-
-    yield make
-    for box in made:
-        box.kill()
+    with boxes_of(walled) as make:
+        yield make
 
 
 @pytest.fixture

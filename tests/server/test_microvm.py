@@ -8,7 +8,8 @@ import subprocess
 import pytest
 from boxkit import ASK_COUNTER, COUNTER_PORT, Box, start_counter, wait_for
 from identitykit import checked, token
-from sandkeep_server import Refused, Server, binary
+from sandkeep_server import Refused, binary
+from servers import in_place_of
 from test_cli import Terminal
 from test_template_build import told, warmed
 
@@ -245,17 +246,12 @@ def test_nobody_wants_it_so_it_rests_and_wakes_for_whoever_calls(server):
 
 
 def test_as_many_processors_as_were_asked_for(server):
-    server.stop()
-    own = Server("--pool-size", "0", "--max-cpu-millis", "16000", state=server.state).start()
-    try:
+    with in_place_of(server, "--pool-size", "0", "--max-cpu-millis", "16000") as own:
         with machine(own, limits={"cpu_millis": 4000}) as box:
             assert box.root(["nproc"]).out == "4\n"
         with pytest.raises(Refused) as refused:
             machine(own, limits={"cpu_millis": 9000})
         assert refused.value.error["field"] == "limits.cpu_millis" and "at most 8" in str(refused.value), refused.value
-    finally:
-        own.stop()
-        server.start()
 
 
 def test_a_template_is_warmed_in_a_machine(server):

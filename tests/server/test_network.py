@@ -9,7 +9,8 @@ import time
 import pytest
 from boxkit import Box, wait_for
 from outside import ADDRESS, CLOSED
-from sandkeep_server import Refused, Server, binary
+from sandkeep_server import Refused, binary
+from servers import boxes_of, in_place_of
 
 # Every refusal is immediate; only a hang runs into this.
 CURL = ["curl", "-sS", "--max-time", "20"]
@@ -19,28 +20,14 @@ HANGS = 28
 @pytest.fixture(scope="module")
 def moated(server, outside):
     """A server that knows the outside, in place of the one of the whole run."""
-    server.stop()
-    own = Server("--pool-size", "2", *outside.flags(), state=server.state).start()
-    yield own
-    if own.process is None or own.process.poll() is not None:
-        own.start()
-    own.end_boxes()
-    own.stop()
-    server.start()
+    with in_place_of(server, "--pool-size", "2", *outside.flags()) as own:
+        yield own
 
 
 @pytest.fixture
 def make(moated):
-    made = []
-
-    def make(**request):
-        box = Box(moated, **request)
-        made.append(box)
-        return box
-
-    yield make
-    for box in made:
-        box.kill()
+    with boxes_of(moated) as make:
+        yield make
 
 
 def network(box, method="GET", body=None, tail=""):

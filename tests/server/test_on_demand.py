@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 from boxkit import Box, wait_for
-from sandkeep_server import binary
 from test_cli import Terminal
 
 IDLE = {"timeout_seconds": None, "idle_seconds": 1, "auto_resume": True}

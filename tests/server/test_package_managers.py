@@ -7,7 +7,7 @@ import socket
 
 import pytest
 from boxkit import Box
-from sandkeep_server import Server
+from servers import in_place_of
 
 
 def addresses(host: str, port: int) -> list[str]:
@@ -31,12 +31,8 @@ def mirrored(server, registries):
     """A server that may reach the registries also where they are mirrors in a private network."""
     ranges = {f"{a}/{128 if ':' in a else 32}" for rule in registries for a in addresses(rule["to"], rule["ports"][0])}
     assert ranges, "this host knows the address of none of its registries"
-    server.stop()
-    own = Server("--pool-size", "0", "--allow-private", ",".join(sorted(ranges)), state=server.state).start()
-    yield own
-    own.end_boxes()
-    own.stop()
-    server.start()
+    with in_place_of(server, "--pool-size", "0", "--allow-private", ",".join(sorted(ranges))) as own:
+        yield own
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import tarfile
 
 import pytest
 from boxkit import Box, wait_for
-from sandkeep_server import Refused, Server, binary
+from sandkeep_server import Refused, binary
+from servers import in_place_of
 
 PORT = 8099
 # Tells what only this process knows, and what a fresh one would.
@@ -369,10 +370,8 @@ def test_a_template_is_deleted_while_boxes_of_it_run(server, name):
 
 
 def test_the_pool_holds_restored_boxes(server, warm):
-    server.stop()
     flags = ["--pool-size", "1", "--pool-template", warm, "--pool-isolation", "gvisor"]
-    own = Server(*flags, state=server.state).start()
-    try:
+    with in_place_of(server, *flags) as own:
         wait_for(lambda: own.json("GET", "/v1/host")["pooled"] == 1, "one is ready", 120)
         with of(own, warm, isolation="gvisor", env={"LATER": "1"}, metadata={"k": "v"}) as pooled:
             born = told(pooled)[0]
@@ -381,9 +380,6 @@ def test_the_pool_holds_restored_boxes(server, warm):
             assert pooled.made["created_at"] < pooled.made["started_at"], "it waited in the pool"
             with of(own, warm, isolation="gvisor") as other:
                 assert told(other)[0] == born
-    finally:
-        own.stop()
-        server.start()
 
 
 def test_the_command_line_builds_and_shows(server, name, tmp_path):

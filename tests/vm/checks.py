@@ -214,7 +214,7 @@ def to_disk(server):
         for fork in forks:
             with Box.known(server, fork["sandbox"]["id"]) as copy:
                 counts(copy, 4)
-        assert box.root("rm -rf /home; pkill -f run/ask; exit 0", http_timeout=PATIENCE).ok
+        assert box.root("rm -rf /home; pkill -f '[r]un/ask'; exit 0", http_timeout=PATIENCE).ok
         server.json("POST", box.path + "/rollback", {"to": point["id"]}, timeout=PATIENCE)
         counts(box, 3)
         assert box.root(["ls", "/home"]).ok
