@@ -4,6 +4,7 @@
 pub mod cgroup;
 pub mod failure;
 pub mod files;
+pub mod first;
 pub mod idmap;
 pub mod netns;
 pub mod proc;

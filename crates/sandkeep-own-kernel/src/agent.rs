@@ -93,7 +93,7 @@ pub async fn set_limits<K: Kind>(
         };
         match timeout(CONNECT_DEADLINE * 2, attempt).await {
             Ok(Ok(())) => return Ok(()),
-            _ if !live.runs() => return Err(ended(live)),
+            _ if !live.first.runs() => return Err(ended(live)),
             Ok(Err(error)) if Instant::now() >= until => return Err(error),
             Err(_) if Instant::now() >= until => {
                 return Err(Error::new(

@@ -5,29 +5,27 @@ use sandkeep_host::{
     cgroup::{Cgroups, layout::Layout, tree_name},
     failure::Doing as _,
     files::{box_dirs, read_token, remove_dir},
+    first::END_DEADLINE,
     proc,
     slots::{Slot, Slots},
     starting::{Begun, Starting},
     work::{blocking, lock},
 };
-use sandkeep_model::{Code, Error, Result, SandboxId, Secret};
+use sandkeep_model::{Error, Result, SandboxId, Secret};
 use sandkeep_ward::{LiveBox, WardEvent};
 use std::{
     collections::HashMap,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    time::Duration,
 };
 use tokio::{
     sync::{mpsc, oneshot},
     task::AbortHandle,
-    time::timeout,
 };
 
 /// Events that nobody has taken yet; more wait in the tasks that have them.
 const EVENTS: usize = 1024;
-pub const END_DEADLINE: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
 pub struct Roster<K: Kind> {
@@ -166,18 +164,7 @@ impl<K: Kind> Roster<K> {
         let Some(live) = self.held(id) else {
             return self.clear_unheld(id).await.map(drop);
         };
-        live.begin_end();
-        {
-            let live = Arc::clone(&live);
-            blocking(move || live.kill().map_err(Error::from)).await?;
-        }
-        timeout(END_DEADLINE, live.ended())
-            .await
-            .map_err(|_| {
-                Error::new(Code::DeadlineExceeded, format!("box {id} does not die"))
-                    .hint("a process of it hangs in the kernel; look at /proc/PID/stack")
-            })?
-            .doing("waiting for the box to end")?;
+        live.first.end(id, &live.record.cgroups).await?;
         live.over.cancel();
         let (cgroups, more) = (live.record.cgroups.clone(), live.record.more.clone());
         let directory = self.box_dir(id);

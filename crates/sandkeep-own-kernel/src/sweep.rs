@@ -1,10 +1,11 @@
 //! Clearing away what belongs to no box that anybody knows.
 
-use crate::{Kind, Note, Record, Roster, roster::END_DEADLINE};
+use crate::{Kind, Note, Record, Roster};
 use sandkeep_host::{
     cgroup::Cgroups,
     failure::Doing as _,
     files::{box_dirs, remove_dir},
+    first::END_DEADLINE,
     proc,
     work::{blocking, lock},
 };

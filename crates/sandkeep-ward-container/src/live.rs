@@ -7,28 +7,27 @@ use crate::{
     record::Record,
     slots::Slot,
 };
+use sandkeep_host::first::First;
 use sandkeep_model::SandboxId;
 use std::{
     fs::File,
     io,
     os::fd::{AsRawFd as _, OwnedFd},
     path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::Arc,
     time::Duration,
 };
-use tokio::io::{Interest, unix::AsyncFd};
 
 #[derive(Debug)]
 pub struct Live {
     pub id: SandboxId,
     pub record: Record,
-    /// Readable when PID 1 of the box has ended.
-    pidfd: AsyncFd<OwnedFd>,
+    /// PID 1 of the box.
+    pub first: Arc<First>,
     /// The directory of the box; the socket is named through it.
     directory: OwnedFd,
     /// Kept for as long as the box is: nobody else may get its ids.
     _slot: Option<Slot>,
-    ending: AtomicBool,
 }
 
 impl Live {
@@ -42,40 +41,10 @@ impl Live {
         Ok(Self {
             id,
             record,
-            pidfd: proc::watch_fd(pidfd, Interest::READABLE).doing("watching the box")?,
+            first: Arc::new(First::watch(pidfd)?),
             directory,
             _slot: slot,
-            ending: AtomicBool::new(false),
         })
-    }
-
-    pub fn runs(&self) -> bool {
-        proc::runs(self.pidfd.get_ref())
-    }
-
-    /// Waits for the end of PID 1.
-    pub async fn ended(&self) -> io::Result<()> {
-        let mut guard = self.pidfd.readable().await?;
-        // It stays readable for ever; others may wait for it, too.
-        guard.retain_ready();
-        Ok(())
-    }
-
-    /// From now on its end is no news.
-    pub fn begin_end(&self) {
-        self.ending.store(true, Ordering::Release);
-    }
-
-    pub fn is_ending(&self) -> bool {
-        self.ending.load(Ordering::Acquire)
-    }
-
-    /// Kills everything in the box. The end of PID 1 would do, but a box that is frozen ends only
-    /// when it goes on, and then all of it must be dead.
-    pub fn kill(&self) -> Result<(), Failure> {
-        proc::kill_by(self.pidfd.get_ref())?;
-        self.record.cgroups.kill_all();
-        Ok(())
     }
 
     /// The network namespace of the box. Blocks.
@@ -85,7 +54,7 @@ impl Live {
         // Asked after it was opened: while PID 1 lives its number is nobody else's.
         let same =
             proc::start_ticks(self.record.pid).is_ok_and(|ticks| ticks == self.record.start_ticks);
-        if same && self.runs() {
+        if same && self.first.runs() {
             return Ok(found.into());
         }
         Err(io::Error::from(io::ErrorKind::NotFound))

@@ -171,7 +171,7 @@ fn prepare(
     image: &Path,
     keeps_connections: bool,
 ) -> Result<(OwnedFd, OwnedFd)> {
-    if !live.runs() {
+    if !live.first.runs() {
         return Err(Error::conflict(format!("box {} has ended", live.id)));
     }
     if !live.record.cgroups.is_frozen()? {

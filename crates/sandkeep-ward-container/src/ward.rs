@@ -15,6 +15,7 @@ use crate::{
 use async_trait::async_trait;
 use sandkeep_host::{
     files::{Stamp, box_dirs, install_agent, make_private_dir, open_dir, remove_dir},
+    first::{self, END_DEADLINE},
     starting::Starting,
     work::{blocking, lock},
 };
@@ -22,7 +23,7 @@ use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage, r
 use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
 use std::{
     collections::{HashMap, HashSet},
-    fs, io,
+    fs,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -40,7 +41,6 @@ use tokio::{
 const SPARES: usize = 4;
 /// Events that nobody has taken yet; more wait in the tasks that have them.
 const EVENTS: usize = 1024;
-pub const END_DEADLINE: Duration = Duration::from_secs(15);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(5);
 pub const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -179,7 +179,7 @@ impl Inner {
     }
 
     async fn adopt(&self, found: &LiveBox) -> Result<Adoption> {
-        if self.held(&found.id).is_some_and(|live| live.runs()) {
+        if self.held(&found.id).is_some_and(|live| live.first.runs()) {
             return Ok(Adoption::Alive);
         }
         let record = Record::parse(&found.record)?;
@@ -209,15 +209,7 @@ impl Inner {
         let Some(live) = self.held(id) else {
             return self.clear_unheld(id).await.map(drop);
         };
-        live.begin_end();
-        live.kill()?;
-        timeout(END_DEADLINE, live.ended())
-            .await
-            .map_err(|_| {
-                Error::new(Code::DeadlineExceeded, format!("box {id} does not die"))
-                    .hint("a process in it hangs in the kernel; look at /proc/PID/stack")
-            })?
-            .doing("waiting for the box to end")?;
+        live.first.end(id, &live.record.cgroups).await?;
         let cgroups = live.record.cgroups.clone();
         let directory = self.box_dir(id);
         drop(live);
@@ -330,7 +322,7 @@ impl Ward for ContainerWard {
         blocking(move || {
             live.record.cgroups.freeze(FREEZE_DEADLINE)?;
             // One that had ended just before looks frozen, too.
-            if live.runs() {
+            if live.first.runs() {
                 return Ok(());
             }
             Err(Error::conflict(format!("box {} has ended", live.id)))
@@ -386,22 +378,14 @@ impl Ward for ContainerWard {
 
 pub fn set_limits(live: &Live, limits: &Limits) -> Result<()> {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
-    if !live.runs() {
+    if !live.first.runs() {
         return Err(Error::conflict(format!("box {} has ended", live.id)));
     }
     // A full /dev/shm can not shrink; the limit of the cgroup holds all the same.
     if let Err(failure) = tmpfs::resize(live.record.pid, limits.memory_bytes()) {
         tracing::warn!(id = %live.id, %failure, "the memory file systems keep their size");
     }
-    live.record.cgroups.set_limits(limits).map_err(|failure| {
-        let busy = failure.source.kind() == io::ErrorKind::ResourceBusy;
-        let error = Error::from(failure);
-        if busy {
-            Error::conflict(error.message).hint("the box uses more memory than that now")
-        } else {
-            error
-        }
-    })?;
+    first::limit(&live.record.cgroups, limits)?;
     let wanted = u64::from(limits.open_files);
     let both = |value| Rlimit {
         current: Some(value),

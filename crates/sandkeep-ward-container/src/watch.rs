@@ -17,7 +17,7 @@ pub async fn watch(live: Arc<Live>, mut kills: u64, events: Sender<WardEvent>) {
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let ended = tokio::select! {
-            ended = live.ended() => Some(ended),
+            ended = live.first.ended() => Some(ended),
             _ = look.tick() => None,
         };
         let before = kills;
@@ -36,7 +36,7 @@ pub async fn watch(live: Arc<Live>, mut kills: u64, events: Sender<WardEvent>) {
         if let Some(ended) = ended {
             if let Err(error) = ended {
                 tracing::error!(id = %live.id, %error, "the box can not be watched any more");
-            } else if !live.is_ending() {
+            } else if !live.first.is_ending() {
                 let news = WardEvent::Exited {
                     id: live.id.clone(),
                     out_of_memory: kills > before,

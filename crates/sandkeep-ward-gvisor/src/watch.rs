@@ -20,24 +20,24 @@ pub async fn watch(live: Arc<Live>, events: Sender<WardEvent>) {
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let ended = tokio::select! {
-            ended = live.ended() => Some(ended),
+            ended = live.first.ended() => Some(ended),
             _ = look.tick() => None,
         };
         let out_of_memory = live.record.cgroups.oom_kills().is_ok_and(|kills| kills > 0);
         let ended = match ended {
             Some(ended) => ended,
             None if out_of_memory => {
-                if let Err(failure) = live.kill() {
+                if let Err(failure) = live.first.kill(&live.record.cgroups) {
                     tracing::error!(id = %live.id, %failure, "a box without memory was not ended");
                 }
-                live.ended().await
+                live.first.ended().await
             }
             None => continue,
         };
         live.over.cancel();
         if let Err(error) = ended {
             tracing::error!(id = %live.id, %error, "the box can not be watched any more");
-        } else if !live.is_ending() {
+        } else if !live.first.is_ending() {
             let news = WardEvent::Exited {
                 id: live.id.clone(),
                 out_of_memory,

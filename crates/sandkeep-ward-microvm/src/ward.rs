@@ -174,7 +174,11 @@ impl Inner {
     }
 
     async fn adopt(&self, found: &LiveBox) -> Result<Adoption> {
-        if self.roster.held(&found.id).is_some_and(|live| live.runs()) {
+        if self
+            .roster
+            .held(&found.id)
+            .is_some_and(|live| live.first.runs())
+        {
             return Ok(Adoption::Alive);
         }
         let Some(remains) = self.roster.find_again(found).await? else {

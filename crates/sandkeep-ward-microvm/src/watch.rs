@@ -19,12 +19,12 @@ pub async fn watch(live: Arc<Live>, events: Sender<WardEvent>) {
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let ended = tokio::select! {
-            ended = live.ended() => Some(ended),
+            ended = live.first.ended() => Some(ended),
             _ = look.tick() => None,
         };
         let Some(ended) = ended else {
             let found = tokio::select! {
-                _ = live.ended() => continue,
+                _ = live.first.ended() => continue,
                 found = kills(&live) => found,
             };
             let Some(kills) = found else { continue };
@@ -39,7 +39,7 @@ pub async fn watch(live: Arc<Live>, events: Sender<WardEvent>) {
         live.over.cancel();
         if let Err(error) = ended {
             tracing::error!(id = %live.id, %error, "the box can not be watched any more");
-        } else if !live.is_ending() {
+        } else if !live.first.is_ending() {
             let news = WardEvent::Exited {
                 id: live.id.clone(),
                 // The machine had all its memory, and QEMU wanted more.

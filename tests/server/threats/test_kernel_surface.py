@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from boxkit import Box, syscall, wait_for
+from boxkit import syscall, wait_for
 from test_escape import denied
 
 
