@@ -165,6 +165,8 @@ runsc_from_backports() {
   return "$status"
 }
 
+# Where a server looks for it by itself, and `sandkeep doctor` too.
+OUR_KERNEL=/usr/local/lib/sandkeep/kernel
 # The microVM level: QEMU, what makes its disks, and a kernel for its machines. The kernel's
 # package is unpacked into the directory given and not installed: this system boots its own.
 ensure_machines() {
@@ -224,10 +226,10 @@ machine_kernel() {
     rm -rf unpacked ./*.deb
   ) || status=1
   if [ "$status" -eq 0 ]; then
-    mkdir -p "$(dirname "$dir")"
-    rm -rf "$dir"
-    cp -r "$fresh" "$dir"
-    chmod 755 "$dir"
+    as_root mkdir -p "$(dirname "$dir")"
+    as_root rm -rf "$dir"
+    as_root cp -r "$fresh" "$dir"
+    as_root chmod 755 "$dir"
   fi
   rm -rf "$fresh"
   return "$status"

@@ -9,7 +9,10 @@ pub const DEFAULT_ID_BASE: u32 = 0x7000_0000 - 1000 * 65_536;
 pub const DEFAULT_ID_SLOTS: u32 = 1000;
 
 /// Where packages put the kernel of machines.
-pub const DEFAULT_KERNEL: &str = "/usr/share/sandkeep/kernel";
+pub const DEFAULT_KERNELS: [&str; 2] = [
+    "/usr/local/lib/sandkeep/kernel",
+    "/usr/share/sandkeep/kernel",
+];
 
 #[derive(Debug, Clone)]
 pub struct MicrovmWardConfig {

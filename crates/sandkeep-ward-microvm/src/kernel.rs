@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::config::DEFAULT_KERNEL;
+use crate::config::DEFAULT_KERNELS;
 
 /// A kernel on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,12 +20,17 @@ pub struct Kernel {
 
 impl Kernel {
     pub fn find(given: Option<&Path>) -> Option<Self> {
-        let dir = given.unwrap_or(Path::new(DEFAULT_KERNEL));
-        let kernel = Self {
-            image: dir.join("vmlinuz"),
-            drivers: dir.join("drivers"),
+        let in_dir = |dir: &Path| {
+            let kernel = Self {
+                image: dir.join("vmlinuz"),
+                drivers: dir.join("drivers"),
+            };
+            (kernel.image.is_file() && kernel.drivers.is_dir()).then_some(kernel)
         };
-        (kernel.image.is_file() && kernel.drivers.is_dir()).then_some(kernel)
+        match given {
+            Some(dir) => in_dir(dir),
+            None => DEFAULT_KERNELS.iter().map(Path::new).find_map(in_dir),
+        }
     }
 
     /// Tells one kernel from another, drivers included.

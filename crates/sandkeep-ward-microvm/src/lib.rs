@@ -28,7 +28,7 @@ mod warm;
 mod watch;
 
 pub use checks::{Proof, all as check_host};
-pub use config::{DEFAULT_ID_BASE, DEFAULT_ID_SLOTS, DEFAULT_KERNEL, MicrovmWardConfig};
+pub use config::{DEFAULT_ID_BASE, DEFAULT_ID_SLOTS, DEFAULT_KERNELS, MicrovmWardConfig};
 pub use disk::DISK_FILE;
 pub use jail::{Jail, prepare_host};
 pub use kernel::Kernel;

@@ -73,7 +73,7 @@ settings! {
     #[arg(num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     allow_unlimited_disk: bool = "SANDKEEP_ALLOW_UNLIMITED_DISK",
     /// Directory with the kernel of machines, for the isolation level microvm
-    /// [default: /usr/share/sandkeep/kernel]
+    /// [default: /usr/local/lib/sandkeep/kernel, or /usr/share/sandkeep/kernel]
     #[arg(value_name = "DIR")]
     microvm_kernel: PathBuf = "SANDKEEP_MICROVM_KERNEL",
     /// QEMUs that are started ahead and wait for boxes of the isolation level microvm, for each
