@@ -8,7 +8,7 @@ pub const DEFAULT_ID_BASE: u32 = 0x7000_0000 - 1000 * 65_536;
 /// How many boxes can have an id of their own at the same time.
 pub const DEFAULT_ID_SLOTS: u32 = 1000;
 
-/// Where packages put the kernel of machines.
+/// Where `script/server` and packages put the kernel of machines.
 pub const DEFAULT_KERNELS: [&str; 2] = [
     "/usr/local/lib/sandkeep/kernel",
     "/usr/share/sandkeep/kernel",
@@ -23,7 +23,7 @@ pub struct MicrovmWardConfig {
     pub machines_dir: PathBuf,
     /// The static agent binary on the host.
     pub agent: PathBuf,
-    /// A directory with `vmlinuz` and `drivers/*.ko`. `None`: [`DEFAULT_KERNEL`].
+    /// A directory with `vmlinuz` and `drivers/*.ko`. `None`: one of [`DEFAULT_KERNELS`].
     pub kernel: Option<PathBuf>,
     /// `None`: looked for in the PATH when it is needed.
     pub qemu: Option<PathBuf>,
