@@ -7,13 +7,14 @@ use crate::{
     qemu::Shape,
     ward::Inner,
 };
-use sandkeep_host::{failure::Doing as _, work::blocking};
-use sandkeep_model::{Error, Result, random_token};
+use sandkeep_host::{failure::Doing as _, proc, work::blocking};
+use sandkeep_model::{Code, Error, Result, human_bytes, random_token};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::VecDeque,
+    fmt::Display,
     fs::{self, File},
-    io::{self, Seek as _},
+    io::{self, Read as _, Seek as _},
     path::{Path, PathBuf},
     sync::{Arc, Weak},
 };
@@ -24,6 +25,11 @@ const CHANGED: &str = "changed";
 const DEVICES: &str = "devices";
 /// Memories that were put together for many copies, kept while they may be wanted again.
 const KEPT: usize = 2;
+/// A note is a line, devices are some KB; what is larger was not written by us.
+const MOST_NOTE: u64 = 4 << 10;
+const MOST_DEVICES: u64 = 16 << 20;
+/// What the host must have left beside a memory that is read.
+const ROOM_BESIDE: u64 = 128 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
@@ -32,6 +38,14 @@ struct Note {
     /// Of the memory in `base`.
     base: String,
     shape: Shape,
+}
+
+impl Note {
+    fn write(&self, image: &Path) -> Result<()> {
+        let text = serde_json::to_vec(self).map_err(|error| Error::internal(error.to_string()))?;
+        fs::write(image.join(NOTE), text).doing("writing the note of the image")?;
+        Ok(())
+    }
 }
 
 /// The memory a box begins with, or runs on.
@@ -136,14 +150,38 @@ pub fn write(image: &Path, source: &Source) -> Result<()> {
             random_token(32)
         }
     };
-    let note = Note {
+    Note {
         id: random_token(32),
         base,
         shape: source.shape,
-    };
-    let text = serde_json::to_vec(&note).map_err(|error| Error::internal(error.to_string()))?;
-    fs::write(image.join(NOTE), text).doing("writing the note of the image")?;
-    Ok(())
+    }
+    .write(image)
+}
+
+/// Takes an image in that somebody else wrote, before anything reads it. What shares a memory
+/// is told by names, so it gets names that nobody knows: it would else begin with the memory of
+/// another box, or other boxes with its memory.
+pub fn take_in(image: &Path) -> Result<()> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(image).doing("reading the image")? {
+        names.push(entry.doing("reading the image")?.file_name());
+    }
+    names.sort_unstable();
+    if names != [BASE, CHANGED, DEVICES, NOTE] {
+        return Err(no_image("it is made of other files"));
+    }
+    let note = read_note(image)?;
+    for name in [BASE, CHANGED] {
+        pages::look(&image.join(name), note.shape.ram_bytes())
+            .map_err(|failure| no_image(failure.source))?;
+    }
+    read_devices(image)?;
+    Note {
+        id: random_token(32),
+        base: random_token(32),
+        shape: note.shape,
+    }
+    .write(image)
 }
 
 /// Where the devices of a box are written to.
@@ -203,23 +241,66 @@ impl Inner {
 fn origin(memory: Memory, image: &Path, inject: bool) -> Result<Origin> {
     Ok(Origin {
         memory,
-        devices: fs::read(devices(image)).doing("reading the devices of the image")?,
+        devices: read_devices(image)?,
         changed: inject.then(|| image.join(CHANGED)),
     })
 }
 
+fn no_image(why: impl Display) -> Error {
+    Error::invalid("image", format!("this is no image of a machine: {why}"))
+        .hint("it may have been written by another level or an older server")
+}
+
+/// A file of an image, if it is not larger than it can be.
+fn read_small(image: &Path, name: &str, most: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    pages::open(&image.join(name))
+        .and_then(|file| file.take(most + 1).read_to_end(&mut bytes))
+        .map_err(no_image)?;
+    if bytes.len() as u64 > most {
+        return Err(no_image(format_args!("its {name} is too large")));
+    }
+    Ok(bytes)
+}
+
 fn read_note(image: &Path) -> Result<Note> {
-    let no = |why: String| {
-        Error::invalid("image", format!("this is no image of a machine: {why}"))
-            .hint("it may have been written by another level or an older server")
-    };
-    let text = fs::read(image.join(NOTE)).map_err(|error| no(error.to_string()))?;
-    serde_json::from_slice(&text).map_err(|error| no(error.to_string()))
+    let text = read_small(image, NOTE, MOST_NOTE)?;
+    let note: Note = serde_json::from_slice(&text).map_err(no_image)?;
+    note.shape
+        .check_possible(proc::memory("MemTotal").unwrap_or(0))?;
+    Ok(note)
+}
+
+fn read_devices(image: &Path) -> Result<Vec<u8>> {
+    read_small(image, DEVICES, MOST_DEVICES)
+}
+
+/// Reads the files of pages of an image over one another. They are held by the server and count
+/// for no box.
+fn load(shape: Shape, files: &[&Path]) -> Result<(Ram, Vec<Run>)> {
+    let needed = files
+        .iter()
+        .filter_map(|file| fs::metadata(file).ok())
+        .map(|found| found.len().min(shape.ram_bytes()))
+        .sum::<u64>()
+        .min(shape.ram_bytes());
+    match proc::memory("MemAvailable") {
+        Some(left) if left < needed + ROOM_BESIDE => Err(Error::new(
+            Code::ResourceExhausted,
+            format!(
+                "the memory in the image is {}, the host has {} left",
+                human_bytes(needed),
+                human_bytes(left)
+            ),
+        )
+        .hint("end or pause boxes, then try again")),
+        _ => Ok(Ram::load(shape.ram_bytes(), files)?),
+    }
 }
 
 fn read_base(path: &Path, note: &Note) -> Result<Base> {
-    let pages = File::open(path).doing("opening the memory of the image")?;
-    let (ram, _) = Ram::load(note.shape.ram_bytes(), &[path])?;
+    let pages = pages::open(path).doing("opening the memory of the image")?;
+    let (ram, _) = load(note.shape, &[path])?;
     Ok(Base {
         id: note.base.clone(),
         shape: note.shape,
@@ -230,7 +311,7 @@ fn read_base(path: &Path, note: &Note) -> Result<Base> {
 
 fn join(base: &Arc<Base>, image: &Path) -> Result<Memory> {
     let files = [image.join(BASE), image.join(CHANGED)];
-    let (ram, carried) = Ram::load(base.shape.ram_bytes(), &[&files[0], &files[1]])?;
+    let (ram, carried) = load(base.shape, &[&files[0], &files[1]])?;
     Ok(Memory {
         base: Arc::clone(base),
         ram: Arc::new(ram),
