@@ -109,9 +109,8 @@ fn settle_in(order: &Order, state: &State) -> io::Result<()> {
     state.set_limits(&order.limits)?;
     match &order.introduction {
         None => Ok(()),
-        Some(introduction) => {
-            host::apply(state, introduction.clone()).map_err(|error| io::Error::other(error.message))
-        }
+        Some(introduction) => host::apply(state, introduction.clone())
+            .map_err(|error| io::Error::other(error.message)),
     }
 }
 

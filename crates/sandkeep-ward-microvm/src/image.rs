@@ -318,3 +318,102 @@ fn join(base: &Arc<Base>, image: &Path) -> Result<Memory> {
         carried,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::PAGE;
+
+    /// An image as a box of a small machine would leave it.
+    fn image(dir: &Path, note: &str) {
+        fs::write(dir.join(NOTE), note).unwrap();
+        fs::write(dir.join(DEVICES), "devices").unwrap();
+        for (name, page) in [(BASE, 3), (CHANGED, 4)] {
+            let run = Run {
+                first: page,
+                count: 1,
+            };
+            let file = File::create(dir.join(name)).unwrap();
+            pages::write(file, &[run], |_, bytes| {
+                bytes.fill(7);
+                Ok(())
+            })
+            .unwrap();
+        }
+    }
+
+    fn note(class_mib: u64, vcpus: u32) -> String {
+        format!(
+            r#"{{"id":"mine","base":"theirs","shape":{{"class_mib":{class_mib},"vcpus":{vcpus}}}}}"#
+        )
+    }
+
+    /// Boxes share a memory by its name: nobody chooses the name of what comes from elsewhere.
+    #[test]
+    fn an_image_from_elsewhere_with_the_base_id_of_somebody_else_gets_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        image(dir.path(), &note(512, 1));
+        let pages = fs::read(dir.path().join(BASE)).unwrap();
+        let mut seen = vec!["mine".to_owned(), "theirs".to_owned()];
+        // Taken in as often as somebody likes, it is another one each time.
+        for _ in 0..3 {
+            take_in(dir.path()).unwrap();
+            let note = read_note(dir.path()).unwrap();
+            for name in [note.id, note.base] {
+                assert!(!seen.contains(&name), "{name}");
+                seen.push(name);
+            }
+            assert_eq!(note.shape, Shape::smallest());
+        }
+        assert_eq!(fs::read(dir.path().join(BASE)).unwrap(), pages);
+    }
+
+    #[test]
+    fn hostile_images_are_refused_before_anything_is_read_into_memory() {
+        let damaged = |damage: &dyn Fn(&Path)| {
+            let dir = tempfile::tempdir().unwrap();
+            image(dir.path(), &note(512, 1));
+            damage(dir.path());
+            take_in(dir.path()).unwrap_err().message
+        };
+        for name in [NOTE, BASE, CHANGED, DEVICES] {
+            let words = damaged(&|dir| fs::remove_file(dir.join(name)).unwrap());
+            assert!(words.contains("other files"), "{words}");
+        }
+        let words = damaged(&|dir| fs::write(dir.join("more"), "").unwrap());
+        assert!(words.contains("other files"), "{words}");
+        for (class_mib, vcpus) in [(0, 1), (511, 1), (768, 1), (1 << 44, 1), (512, 0), (512, 9)] {
+            let words = damaged(&|dir| fs::write(dir.join(NOTE), note(class_mib, vcpus)).unwrap());
+            assert!(words.contains("can not be on this host"), "{words}");
+        }
+        for text in [
+            "",
+            "[]",
+            "{}",
+            r#"{"id":"x","base":"y","shape":{"class_mib":-1}}"#,
+        ] {
+            let words = damaged(&|dir| fs::write(dir.join(NOTE), text).unwrap());
+            assert!(words.contains("no image"), "{words}");
+        }
+        for (name, most) in [(NOTE, MOST_NOTE), (DEVICES, MOST_DEVICES)] {
+            let words = damaged(&|dir| {
+                let file = File::create(dir.join(name)).unwrap();
+                file.set_len(most + 1).unwrap();
+            });
+            assert!(words.contains("too large"), "{words}");
+        }
+        for name in [BASE, CHANGED] {
+            let words = damaged(&|dir| {
+                let file = File::options().write(true).open(dir.join(name)).unwrap();
+                file.set_len(PAGE).unwrap();
+            });
+            assert!(words.contains("damaged"), "{words}");
+            let words = damaged(&|dir| {
+                let path = dir.join(name);
+                fs::remove_file(&path).unwrap();
+                std::os::unix::fs::symlink("/proc/kcore", path).unwrap();
+            });
+            assert!(words.contains("no image"), "{words}");
+        }
+    }
+}

@@ -16,7 +16,7 @@ mod launch;
 mod machine;
 mod memory;
 mod network;
-mod pages;
+pub mod pages;
 mod qemu;
 mod qmp;
 mod record;
