@@ -189,7 +189,7 @@ fn grow(file: &File, note: &Note, wanted: u64, id: u32) -> Result<()> {
     };
     // What its last kernel had noted down to do must be done first: done later, by the next
     // kernel, it would undo the growth. Nobody has used a fresh one.
-    let replay: &[(&str, &[&str])] = &[("e2fsck", &["-y", "-E", "journal_only"])];
+    let replay: &[(&str, &[&str])] = &[("e2fsck", &["-p", "-E", "journal_only"])];
     let replay = if note.template.is_none() { replay } else { &[] };
     // Forced, because it would like to look at the whole of it first.
     for (program, words) in replay.iter().chain([&("resize2fs", &["-f"][..])]) {

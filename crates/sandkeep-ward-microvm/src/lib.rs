@@ -30,7 +30,7 @@ mod watch;
 pub use checks::{Proof, all as check_host};
 pub use config::{DEFAULT_ID_BASE, DEFAULT_ID_SLOTS, DEFAULT_KERNEL, MicrovmWardConfig};
 pub use disk::DISK_FILE;
-pub use jail::{Jail, prepare_host};
+pub use jail::{Bounds, Ended, Jail, prepare_host};
 pub use kernel::Kernel;
 pub use qemu::{Accel, OLDEST, find as find_qemu, host_memory_mib, host_pids};
 pub use record::Record;
