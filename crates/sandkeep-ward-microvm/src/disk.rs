@@ -193,11 +193,12 @@ fn grow(file: &File, note: &Note, wanted: u64, id: u32) -> Result<()> {
     let replay = if note.template.is_none() { replay } else { &[] };
     // Forced, because it would like to look at the whole of it first.
     for (program, words) in replay.iter().chain([&("resize2fs", &["-f"][..])]) {
-        let mut command = Command::new(format!("/usr/sbin/{program}"));
+        let mut command = Command::new(program);
         command
             .args(*words)
             .arg(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin")
             // Whether it is mounted somewhere can not be seen in the jail.
             .env("EXT2FS_NO_MTAB_OK", "1");
         let mut jail = Jail::for_one_task(id, bounds);

@@ -426,9 +426,22 @@ fn tsc_khz() -> u64 {
         const MOMENT: Duration = Duration::from_millis(50);
         // SAFETY: every processor of this architecture has the instruction.
         let count = || unsafe { core::arch::x86_64::_rdtsc() };
-        let (began, first) = (Instant::now(), count());
+        // The pair that was read in one go: between two instructions somebody else may have had
+        // a turn, and another speed is another build.
+        let both = || {
+            let pair = |_| {
+                let (when, counted) = (Instant::now(), count());
+                (when.elapsed(), when, counted)
+            };
+            (0..16).map(pair).min()
+        };
+        let first = both();
         std::thread::sleep(MOMENT);
-        let (passed, last) = (began.elapsed(), count());
+        let last = both();
+        let (Some((_, began, first)), Some((_, ended, last))) = (first, last) else {
+            return 0;
+        };
+        let passed = ended.duration_since(began);
         let nanos = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX).max(1);
         last.wrapping_sub(first).saturating_mul(1_000_000) / nanos
     }
