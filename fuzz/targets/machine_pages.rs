@@ -13,10 +13,7 @@ fuzz_target!(|data: &[u8]| {
     let pages = u64::from(u16::from_le_bytes([low, high]));
     // The pages themselves are never looked at: as many as the file says, or some more.
     let named = file.len() / 16 * 16;
-    for length in [
-        file.len() as u64,
-        (named as u64) + u64::from(more) * PAGE,
-    ] {
+    for length in [file.len() as u64, (named as u64) + u64::from(more) * PAGE] {
         let Ok(found) = runs(&mut &*file, length, pages * PAGE) else {
             continue;
         };

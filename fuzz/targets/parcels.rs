@@ -4,12 +4,7 @@
 //! tried: bytes as they are, packed bytes, and entries with all sums right.
 #![no_main]
 
-use std::{
-    fs,
-    io::Write as _,
-    path::Path,
-    sync::LazyLock,
-};
+use std::{fs, io::Write as _, path::Path, sync::LazyLock};
 
 use libfuzzer_sys::fuzz_target;
 use sandkeep_vault::{ImportLimits, ParcelRoom, unpack_parcel};
@@ -86,7 +81,10 @@ fuzz_target!(|data: &[u8]| {
         let named: Vec<_> = label.memory.iter().map(|file| file.name.clone()).collect();
         assert!(there.is_empty() || there == named, "{there:?} {named:?}");
     }
-    assert_eq!(fs::read(place.join("beside")).expect("it is there"), b"mine");
+    assert_eq!(
+        fs::read(place.join("beside")).expect("it is there"),
+        b"mine"
+    );
     if place.join("room").exists() {
         assert_eq!(names(&place.join("room")), ["disk", "memory"]);
         fs::remove_dir_all(place.join("room")).expect("it goes");
@@ -97,7 +95,13 @@ fuzz_target!(|data: &[u8]| {
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> = fs::read_dir(dir)
         .expect("a directory")
-        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
         .collect();
     names.sort();
     names
