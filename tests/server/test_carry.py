@@ -1,17 +1,33 @@
 """Points as files: from one server to another, whole or not at all."""
 
+import hashlib
 import http.client
+import io
 import json
 import os
 import secrets
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 from boxkit import Box, wait_for
 from sandkeep_server import Refused, binary, state_dir
 from tiny import ASK, COUNTER, TinyServer, memory_levels, tiny_state
+
+
+# The smallest machine there is: emulated, every vCPU and page costs.
+SMALL = {"memory_mib": 256, "cpu_millis": 1000, "disk_mib": 512}
+MACHINES = shutil.which("qemu-system-x86_64") is not None or "SANDKEEP_TEST_MICROVM" in os.environ
+needs_machines = pytest.mark.skipif(not MACHINES, reason="QEMU is not installed; script/test installs it")
+
+
+def small(level) -> dict:
+    """What a box of a level is asked for with; the first machine of a server is booted meanwhile."""
+    if level != "microvm":
+        return {"isolation": level}
+    return {"isolation": level, "limits": SMALL, "http_timeout": 300, "timeout_seconds": 1800}
 
 
 def throw_away(server):
@@ -39,12 +55,13 @@ def packed(here, there, tmp_path):
     """Makes a point of a level on the first machine and a file of it."""
     made = []
 
-    def pack(level, **wish):
-        with Box(here, isolation=level) as box:
+    def pack(level, before=lambda box: None, **wish):
+        with Box(here, **small(level)) as box:
             assert box.root(COUNTER).ok
             assert box.root(ASK).out == "1\n"
             assert box.root("echo kept > /home/user/note; ln /home/user/note /home/user/again; sync").ok
-            point = here.json("POST", box.path + "/points", wish)
+            before(box)
+            point = here.json("POST", box.path + "/points", wish, timeout=300)
         made.append(point["id"])
         file = tmp_path / f"{point['id']}.point.tar.zst"
         done = cli(here, "points", "export", point["id"], str(file))
@@ -98,23 +115,93 @@ def test_files_move_to_another_machine(here, there, packed):
 
 def test_memory_moves_to_another_machine(here, there, packed):
     levels = [level for level in memory_levels(here) if level != "container"]
-    for level in levels:
+    for level in levels + ["microvm"] * MACHINES:
         point, file = packed(level, memory=True)
         status, view = upload(there, file.read_bytes())
         assert status == 201 and view["memory"] is True and view["engine"] == point["engine"], view
-        boxes = [Box(there, from_point=point["id"]) for _ in range(2)]
+        boxes = [Box(there, from_point=point["id"], http_timeout=300) for _ in range(2)]
         try:
             assert [box.root(ASK).out for box in boxes] == ["2\n", "2\n"], "the same process, with its memory"
+            (fork,) = there.json("POST", boxes[0].path + "/fork", {"count": 1}, timeout=300)["forks"]
+            boxes.append(Box.known(there, fork["sandbox"]["id"]))
+            assert boxes[-1].root(ASK).out == "3\n", "and what is made from it"
             names = {box.root("hostname").out for box in boxes}
-            assert len(names) == 2, names
+            assert len(names) == 3, names
         finally:
             for box in boxes:
                 box.kill()
+        # Back where it came from it is as good.
+        here.json("DELETE", f"/v1/points/{point['id']}")
+        assert upload(here, file.read_bytes())[0] == 201
+        with Box(here, from_point=point["id"], http_timeout=300) as box:
+            assert box.root(ASK).out == "2\n"
+
+
+# With the end of their lines as many bytes as go into a page without a rest.
+MARK, FORGED = b"what a box has in its memory...", b"what a stranger put in there..."
+
+
+def forge(file: Path) -> bytes:
+    """The file with another memory of the same name, and with sums and a seal that are right."""
+    tar = subprocess.run(["zstd", "-dcq", str(file)], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        entries = {entry.name: entry for entry in archive}
+
+    def content(name):
+        begin = entries[name].offset_data
+        return tar[begin : begin + entries[name].size]
+
+    def entry(name, data):
+        header = tarfile.TarInfo(name)
+        header.size = len(data)
+        return header.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+
+    label = json.loads(content("point.json"))
+    # A point has an id; that of the machine it began with is in the image.
+    label["point"]["id"] = f"p{secrets.token_hex(10)}"
+    (base,) = (about for about in label["memory"] if about["name"] == "base")
+    pages = content("memory/base")
+    assert pages.count(MARK) >= 1000, "all of the memory is in it"
+    forged = pages.replace(MARK, FORGED)
+    del base["blake3"]
+    base["sha256"] = hashlib.sha256(forged).hexdigest()
+    begin, end = entries["disk"].offset, entries["seal.json"].offset
+    before = entry("point.json", json.dumps(label).encode()) + tar[begin:end].replace(pages, forged)
+    seal = json.dumps({"sha256": hashlib.sha256(before).hexdigest()}).encode()
+    packed = before + entry("seal.json", seal) + bytes(1024)
+    return subprocess.run(["zstd", "-cq"], input=packed, capture_output=True, check=True).stdout
+
+
+@needs_machines
+def test_a_forged_memory_reaches_no_box_of_others(here, there, packed):
+    """It says that it is the memory which others begin with, and is another."""
+
+    def mark(box):
+        assert box.root(f"for n in $(seq 1000); do echo '{MARK.decode()}'; done > /dev/shm/mark").ok
+        # A server that does not know what a box began with writes all of its memory as such.
+        here.stop()
+        here.start()
+
+    point, file = packed("microvm", before=mark, memory=True)
+    data = forge(file)
+    assert upload(there, file.read_bytes())[0] == 201
+    status, forged = upload(there, data)
+    assert status == 201 and forged["id"] != point["id"], forged
+    wanted = [(forged, FORGED), (point, MARK), (forged, FORGED), (point, MARK)]
+    boxes = []
+    try:
+        for of, mark in wanted:
+            boxes.append(Box(there, from_point=of["id"], http_timeout=300))
+            assert boxes[-1].root("head -n 1 /dev/shm/mark").out == f"{mark.decode()}\n"
+    finally:
+        for box in boxes:
+            box.kill()
+        there.request("DELETE", f"/v1/points/{forged['id']}")
 
 
 @pytest.fixture
 def other_engine(there, tmp_path):
-    """The second machine gets another build of runsc."""
+    """The second machine gets other builds of runsc and QEMU."""
     real = shutil.which("runsc")
     other = tmp_path / "bin" / "runsc"
     other.parent.mkdir()
@@ -122,6 +209,13 @@ def other_engine(there, tmp_path):
     other.chmod(0o755)
     there.stop()
     there.env = {"PATH": f"{other.parent}:{os.environ['PATH']}"}
+    if MACHINES:
+        # Another kernel of machines is another build.
+        kernel = tmp_path / "kernel"
+        shutil.copytree(os.environ["SANDKEEP_TEST_MICROVM"], kernel)
+        with open(kernel / "vmlinuz", "ab") as image:
+            image.write(b"other")
+        there.env["SANDKEEP_MICROVM_KERNEL"] = str(kernel)
     there.start()
     yield
     there.end_boxes()
@@ -146,6 +240,31 @@ def test_memory_of_another_engine_is_refused_in_words(there, packed, other_engin
     assert view["memory"] is False and "without its memory" in view["why_disk_only"], view
     with Box(there, from_point=point["id"], isolation="container") as box:
         assert box.exec("cat /home/user/note").out == "kept\n"
+
+
+@needs_machines
+def test_memory_of_another_machine_is_refused_in_words(there, packed, other_engine):
+    point, file = packed("microvm", memory=True)
+    # The answer comes long before all of the file is sent.
+    refused = cli(there, "points", "import", str(file), text=True)
+    assert refused.returncode == 1, refused
+    assert f"was written by {point['engine']}, this server has qemu" in refused.stderr, refused
+    assert "files-only" in refused.stderr, refused
+    nothing_left(there)
+    assert upload(there, file.read_bytes(), "?files_only=true")[0] == 201
+
+
+@needs_machines
+def test_files_of_a_machine_move_and_their_disk_grows(there, packed):
+    point, file = packed("microvm", memory=False)
+    assert upload(there, file.read_bytes())[0] == 201
+    larger = {"limits": SMALL | {"disk_mib": 1536}}
+    with Box(there, from_point=point["id"], **(small("microvm") | larger)) as box:
+        assert box.root("cat /home/user/again").out == "kept\n"
+        blocks, size = map(int, box.root("stat -f -c '%b %S' /").out.split())
+        assert blocks * size > 1536 << 20, (blocks, size)
+        # More than the smaller disk could hold.
+        assert box.root("dd if=/dev/zero of=/root/more bs=1M count=900 && sync", http_timeout=300).ok
 
 
 def test_files_that_are_not_whole_leave_nothing(there, packed):

@@ -35,6 +35,19 @@ pub fn boot_id() -> String {
         .unwrap_or_default()
 }
 
+/// Memory of the host in bytes, under the name that /proc/meminfo has for it.
+pub fn memory(name: &str) -> Option<u64> {
+    field_of_memory(&fs::read_to_string("/proc/meminfo").ok()?, name)
+}
+
+fn field_of_memory(text: &str, name: &str) -> Option<u64> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 /// Kills one process; that it is gone already is fine.
 pub fn kill(pid: i32) {
     if let Some(pid) = Pid::from_raw(pid)
@@ -90,6 +103,15 @@ mod tests {
         let stat = "17 (a) R 1 (x)) S 1 17 17 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1";
         assert_eq!(parse_start_ticks(stat), Some(987_654));
         assert_eq!(parse_start_ticks("17 (short) S 1"), None);
+    }
+
+    #[test]
+    fn memory_is_found_by_its_name() {
+        let text = "MemTotal:       16 kB\nMemAvailable: x kB\n";
+        assert_eq!(field_of_memory(text, "MemTotal"), Some(16 << 10));
+        assert_eq!(field_of_memory(text, "MemAvailable"), None);
+        assert_eq!(field_of_memory(text, "Mem"), None);
+        assert!(memory("MemTotal") > memory("MemAvailable"));
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub use archive::ImportLimits;
 pub use diff::{Change, ChangeKind, Diff, DiskReader, disk_reader_main};
 pub use disk::Disk;
 pub use form::FormDraft;
-pub use parcel::{Label, Opened};
+pub use parcel::{Label, Opened, Room as ParcelRoom, unpack as unpack_parcel};
 pub use point::{Keep, PointDraft, PointInfo};
 pub use pool::{PoolInfo, PoolKind};
 pub use progress::{Progress, Stage};

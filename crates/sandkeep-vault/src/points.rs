@@ -2,6 +2,7 @@
 
 use std::{
     io::{Read, Write},
+    path::Path,
     sync::Arc,
 };
 
@@ -112,14 +113,18 @@ impl Vault {
             .await
     }
 
-    /// Makes a point from such a file. `accept` sees what it is before anything is written, and
-    /// says whether its memory is wanted. Nothing is left of one that is not whole.
-    pub async fn import_point(
+    /// Makes a point from such a file. `accept` sees what it is before anything is written; where
+    /// its memory is wanted it says who takes that in, before it is a point. Nothing is left of
+    /// one that is not whole.
+    pub async fn import_point<T>(
         &self,
         reader: impl Read + Send + 'static,
         limits: ImportLimits,
-        accept: impl FnOnce(&Point) -> Result<bool> + Send + 'static,
-    ) -> Result<Opened> {
+        accept: impl FnOnce(&Point) -> Result<Option<T>> + Send + 'static,
+    ) -> Result<Opened>
+    where
+        T: FnOnce(&Path) -> Result<()>,
+    {
         let inner = Arc::clone(&self.inner);
         off_thread(move || parcel::open(&inner, reader, &limits, accept)).await
     }

@@ -82,10 +82,18 @@ async fn export(vault: &Vault, point: &Point) -> Result<Vec<u8>> {
     Ok(sink.0.lock().unwrap().clone())
 }
 
+/// Takes memory in as it is.
+type TakeIn = fn(&Path) -> Result<()>;
+const AS_IT_IS: TakeIn = |_| Ok(());
+
 async fn import(vault: &Vault, file: Vec<u8>, memory: bool) -> Result<Opened> {
+    import_by(vault, file, memory.then_some(AS_IT_IS)).await
+}
+
+async fn import_by(vault: &Vault, file: Vec<u8>, take_in: Option<TakeIn>) -> Result<Opened> {
     let limits = ImportLimits::default();
     vault
-        .import_point(io::Cursor::new(file), limits, move |_| Ok(memory))
+        .import_point(io::Cursor::new(file), limits, move |_| Ok(take_in))
         .await
 }
 
@@ -255,6 +263,40 @@ async fn what_comes_out_elsewhere_is_what_went_in() {
     assert_eq!(there.staging(), 0);
 }
 
+/// Whoever will read the memory sees it first: what it changes is what the point vouches for.
+#[tokio::test]
+async fn memory_is_taken_in_before_it_is_summed_up() {
+    let (here, there) = (State::new(), State::new());
+    let (vault, tiny) = here.with_template().await;
+    let of = id();
+    vault.create_disk(&of, &tiny, 64 * MIB).await.unwrap();
+    let point = snapshot(&vault, &of, &[("pages", b"pages"), ("note", b"old")]).await;
+    let file = export(&vault, &point).await.unwrap();
+
+    let other = there.open().await;
+    let refuse: TakeIn = |_| Err(Error::conflict("not mine"));
+    let refused = import_by(&other, file.clone(), Some(refuse)).await;
+    assert_eq!(refused.unwrap_err().message, "not mine");
+    assert_eq!(other.points().await.unwrap(), []);
+    assert_eq!(there.staging(), 0);
+
+    let rename: TakeIn = |image| {
+        assert_eq!(fs::read(image.join("pages"))?, b"pages");
+        Ok(fs::write(image.join("note"), "a new one")?)
+    };
+    import_by(&other, file, Some(rename)).await.unwrap();
+    drop(other);
+    // One that has nothing in memory of it compares all of it.
+    let other = there.open().await;
+    let found = other.verified_point(&point.id).await.unwrap();
+    let note = found.memory.unwrap().join("note");
+    assert_eq!(fs::read(&note).unwrap(), b"a new one");
+    // It is carried on as it is now.
+    let again = export(&other, &point).await.unwrap();
+    vault.remove_point(&point.id).await.unwrap();
+    import(&vault, again, true).await.unwrap();
+}
+
 #[tokio::test]
 async fn what_is_not_whole_leaves_nothing() {
     let (here, there) = (State::new(), State::new());
@@ -302,7 +344,7 @@ async fn what_is_not_whole_leaves_nothing() {
     longer.push(0);
     assert!(import(&other, longer, true).await.is_err());
     // The reader sees whether it is wanted before anything is written.
-    let refuse = |_: &Point| Err(Error::conflict("not wanted"));
+    let refuse = |_: &Point| Err::<Option<TakeIn>, _>(Error::conflict("not wanted"));
     let reader = io::Cursor::new(file);
     let limits = ImportLimits::default();
     let error = other
@@ -503,7 +545,7 @@ async fn forged_files_are_refused_in_words() {
         };
         let reader = io::Cursor::new(forged.pack());
         let error = vault
-            .import_point(reader, limits, |_| Ok(true))
+            .import_point(reader, limits, |_| Ok(Some(AS_IT_IS)))
             .await
             .expect_err(words);
         assert!(error.message.contains(words), "{words:?}: {error}");

@@ -151,6 +151,11 @@ impl Ward for GvisorWard {
         true
     }
 
+    /// It shares nothing with others.
+    async fn take_in(&self, _image: &Path) -> Result<()> {
+        Ok(())
+    }
+
     async fn check(&self) -> Vec<Check> {
         checks::all(self.inner.runsc.as_deref()).await
     }

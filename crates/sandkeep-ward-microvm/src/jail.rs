@@ -1,4 +1,5 @@
-//! What a QEMU finds when it starts: nothing but itself.
+//! What a QEMU finds when it starts: nothing but itself. So do programs of the host that have to
+//! look at what a box wrote.
 //!
 //! It is process 1 of a pid namespace, alone in its network namespace (with the cable of its
 //! box) and its own mount namespace, whose root holds the programs of the host, read-only, and
@@ -11,7 +12,8 @@ use rustix::{
         MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change,
         mount_remount, unmount,
     },
-    process::{Resource, Rlimit, setrlimit},
+    pipe::{PipeFlags, pipe_with},
+    process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open, setrlimit},
     thread::{
         CapabilitySet, LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
         remove_capability_from_bounding_set, unshare_unsafe,
@@ -20,17 +22,19 @@ use rustix::{
 use sandkeep_host::{
     cgroup::Cgroups,
     failure::{Doing as _, Failure},
+    proc,
 };
 use sandkeep_model::Result;
 use std::{
     ffi::CStr,
-    fs::{self, OpenOptions},
-    io,
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _},
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd},
         unix::{fs::PermissionsExt as _, process::CommandExt as _},
     },
-    process::Command,
+    process::{Command, ExitStatus, Stdio},
+    time::Duration,
 };
 
 /// The root of every jail, in the mount namespace of each; empty in the server's.
@@ -39,6 +43,10 @@ const PLACE_C: &CStr = c"/run/sandkeep/microvm";
 /// The last capability a kernel of today knows is 40.
 const CAPABILITIES: u32 = 63;
 const MOST_FILES: u64 = 1024;
+const MOST_SAID: usize = 600;
+/// Where `resize2fs` looks whether the kernel will fill the tables of a file system by itself.
+/// That of the box does; to fill them here takes twice as long as all the rest.
+const LEAVES_TABLES: &CStr = c"sys/fs/ext4/features/lazy_itable_init";
 
 /// Makes the mount point.
 pub fn prepare_host() -> Result<()> {
@@ -50,11 +58,34 @@ pub fn prepare_host() -> Result<()> {
     Ok(())
 }
 
+/// What a program that is to end may use before it does.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    pub memory: u64,
+    /// No file it writes becomes longer.
+    pub file: u64,
+    pub cpu_seconds: u64,
+    pub wait: Duration,
+}
+
+/// How a program in a jail ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    /// The beginning of what it complained about.
+    pub said: String,
+    /// It took too long and was ended.
+    pub late: bool,
+}
+
 /// Everything opened before the fork; used after it by system calls alone.
 #[derive(Debug)]
 pub struct Jail {
     cgroups: Vec<OwnedFd>,
-    netns: OwnedFd,
+    /// `None`: an empty one that is nobody else's.
+    netns: Option<OwnedFd>,
+    /// Of a program that is to end, and is waited for.
+    bounds: Option<Bounds>,
     /// Who it runs as.
     id: u32,
     /// What stays open across the start of the program.
@@ -83,11 +114,24 @@ impl Jail {
             .collect::<std::result::Result<_, _>>()?;
         Ok(Self {
             cgroups: opened,
-            netns,
+            netns: Some(netns),
+            bounds: None,
             id,
             kept: Vec::new(),
             with_kvm,
         })
+    }
+
+    /// For a program that does one thing and ends; in the server's cgroup.
+    pub const fn for_one_task(id: u32, bounds: Bounds) -> Self {
+        Self {
+            cgroups: Vec::new(),
+            netns: None,
+            bounds: Some(bounds),
+            id,
+            kept: Vec::new(),
+            with_kvm: false,
+        }
     }
 
     /// Has the program find this descriptor under the number it has here.
@@ -109,26 +153,69 @@ impl Jail {
         }
     }
 
+    /// Runs a program in the jail of a task to its end, or to the end of its time.
+    pub fn run(self, mut command: Command) -> std::result::Result<Ended, Failure> {
+        let wait = self.bounds.map_or(Duration::ZERO, |bounds| bounds.wait);
+        let (said, says) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe")?;
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::from(says));
+        // SAFETY: as in `start`.
+        unsafe { command.pre_exec(move || self.enter()) };
+        let run = || -> io::Result<Ended> {
+            let mut child = command.spawn()?;
+            // Ours would keep the pipe open.
+            drop(command);
+            let pid = Pid::from_child(&child);
+            let late = match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(pidfd) => !proc::ended_within(&pidfd, wait),
+                Err(_) => true,
+            };
+            if late {
+                // The program ends with the one that waits for it.
+                child.kill()?;
+            }
+            Ok(Ended {
+                status: child.wait()?,
+                said: heard(&mut File::from(said)).unwrap_or_default(),
+                late,
+            })
+        };
+        run().doing("running a program in a jail")
+    }
+
     /// Between fork and exec. What returns from here is the grandchild.
     fn enter(&self) -> io::Result<()> {
         for procs in &self.cgroups {
             rustix::io::write(procs, b"0")?;
         }
         be_ordinary();
-        move_into_link_name_space(self.netns.as_fd(), Some(LinkNameSpaceType::Network))?;
-        let apart = UnshareFlags::NEWNS
+        let mut apart = UnshareFlags::NEWNS
             | UnshareFlags::NEWPID
             | UnshareFlags::NEWIPC
             | UnshareFlags::NEWUTS;
+        match &self.netns {
+            Some(netns) => {
+                move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
+            }
+            None => apart |= UnshareFlags::NEWNET,
+        }
         // SAFETY: the process has one thread; its descriptors and memory stay as they are.
         unsafe { unshare_unsafe(apart) }?;
-        // SAFETY: a fork of the only thread. The parent ends at once without running anything
-        // else; the child makes system calls until it starts another program.
+        // SAFETY: a fork of the only thread. The parent makes system calls until it ends, without
+        // running anything else; the child makes system calls until it starts another program.
         match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error()),
             0 => {}
-            // SAFETY: ends this process alone; nothing of it is to be flushed.
-            _ => unsafe { libc::_exit(0) },
+            child => {
+                let code = match self.bounds {
+                    Some(_) => outlive(child),
+                    None => 0,
+                };
+                // SAFETY: ends this process alone; nothing of it is to be flushed.
+                unsafe { libc::_exit(code) }
+            }
         }
         self.furnish()?;
         for fd in &self.kept {
@@ -172,15 +259,14 @@ impl Jail {
             mount(c"proc", c"proc", c"proc", flags, None)?;
         }
         if self.with_kvm {
-            let empty = rustix::fs::open(
-                c"dev/kvm",
-                rustix::fs::OFlags::CREATE
-                    | rustix::fs::OFlags::WRONLY
-                    | rustix::fs::OFlags::CLOEXEC,
-                Mode::empty(),
-            )?;
-            drop(empty);
+            make_empty(c"dev/kvm")?;
             mount_bind(c"/dev/kvm", c"dev/kvm")?;
+        }
+        if self.bounds.is_some() {
+            for dir in [c"sys", c"sys/fs", c"sys/fs/ext4", c"sys/fs/ext4/features"] {
+                rustix::fs::mkdirat(CWD, dir, open)?;
+            }
+            make_empty(LEAVES_TABLES)?;
         }
         rustix::process::pivot_root(c".", c"old")?;
         rustix::process::chdir(c"/")?;
@@ -205,16 +291,64 @@ impl Jail {
         rustix::thread::set_thread_res_uid(uid, uid, uid)?;
         rustix::thread::set_no_new_privs(true)?;
         for (what, most) in [(Resource::Core, 0), (Resource::Nofile, MOST_FILES)] {
-            setrlimit(
-                what,
-                Rlimit {
-                    current: Some(most),
-                    maximum: Some(most),
-                },
-            )?;
+            limit(what, most)?;
         }
+        let Some(bounds) = self.bounds else {
+            return Ok(());
+        };
+        for (what, most) in [
+            (Resource::As, bounds.memory),
+            (Resource::Fsize, bounds.file),
+            (Resource::Cpu, bounds.cpu_seconds),
+        ] {
+            limit(what, most)?;
+        }
+        // The kernel forgets it when ids change, so last.
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         Ok(())
     }
+}
+
+fn limit(what: Resource, most: u64) -> rustix::io::Result<()> {
+    let both = Rlimit {
+        current: Some(most),
+        maximum: Some(most),
+    };
+    setrlimit(what, both)
+}
+
+/// Waits for the program in the jail, holding nothing of the server open, and ends as it did.
+fn outlive(child: libc::pid_t) -> i32 {
+    const FAILED: i32 = 127;
+    let mut status = 0;
+    // SAFETY: closes what is open in this process, which uses none of it any more; `status` is
+    // written by the kernel and lives as long as the call.
+    let waited = unsafe {
+        libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
+        libc::waitpid(child, &raw mut status, 0)
+    };
+    if waited == child && libc::WIFEXITED(status) {
+        libc::WEXITSTATUS(status)
+    } else {
+        FAILED
+    }
+}
+
+/// What a program that ended has said into a pipe, as far as it was not taken out.
+pub fn heard(said: &mut File) -> Option<String> {
+    let flags = rustix::fs::fcntl_getfl(&*said).ok()?;
+    rustix::fs::fcntl_setfl(&*said, flags | rustix::fs::OFlags::NONBLOCK).ok()?;
+    let mut text = vec![0; 4096];
+    let count = said.read(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text[..count]);
+    let short: String = text.trim().chars().take(MOST_SAID).collect();
+    (!short.is_empty()).then_some(short)
+}
+
+fn make_empty(path: &CStr) -> rustix::io::Result<()> {
+    use rustix::fs::OFlags;
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::RUSR | Mode::ROTH).map(drop)
 }
 
 /// A server that is protected from the kernel's killer must not pass that on.

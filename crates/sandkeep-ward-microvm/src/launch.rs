@@ -1,7 +1,7 @@
 //! Starting a QEMU in its jail.
 
 use crate::{
-    jail::Jail,
+    jail::{self, Jail},
     machine::tell,
     qemu::{Begin, Files, Qemu, Shape},
     qmp::{self, Qmp},
@@ -11,11 +11,11 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
 };
 use sandkeep_agent_api::machine::Order;
-use sandkeep_host::{cgroup::Cgroups, failure::Doing as _, proc};
+use sandkeep_host::{cgroup::Cgroups, failure::Doing as _};
 use sandkeep_model::{Error, Result};
 use std::{
     fs::File,
-    io::{Read as _, Seek as _, Write as _},
+    io::{Seek as _, Write as _},
     os::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::net::UnixStream,
@@ -27,10 +27,9 @@ use std::{
 };
 
 const APPEARS: Duration = Duration::from_secs(10);
-const MOST_SAID: usize = 600;
 /// Far less than what a socket holds.
 const FITS: usize = 32 << 10;
-const LARGEST_DISK: u64 = 16 << 40;
+pub const LARGEST_DISK: u64 = 16 << 40;
 
 /// Everything one QEMU gets from us.
 #[derive(Debug)]
@@ -172,19 +171,9 @@ fn find(cgroups: &Cgroups) -> Result<i32> {
 
 /// What a QEMU that ended said about it.
 fn last_words(said: &mut File) -> Option<Error> {
-    let flags = rustix::fs::fcntl_getfl(&*said).ok()?;
-    rustix::fs::fcntl_setfl(&*said, flags | rustix::fs::OFlags::NONBLOCK).ok()?;
-    let mut text = vec![0; 4096];
-    let count = said.read(&mut text).ok()?;
-    let text = String::from_utf8_lossy(&text[..count]);
-    let short: String = text.trim().chars().take(MOST_SAID).collect();
-    (!short.is_empty()).then(|| {
-        Error::internal(format!("QEMU did not start: {short}"))
-            .hint("run `sandkeep doctor`: it looks at everything this level needs")
-    })
-}
-
-/// The start of a process, for finding it again.
-pub fn start_ticks(pid: i32) -> Result<u64> {
-    Ok(proc::start_ticks(pid).doing("reading the start of the machine")?)
+    let said = jail::heard(said)?;
+    Some(
+        Error::internal(format!("QEMU did not start: {said}"))
+            .hint("run `sandkeep doctor`: it looks at everything this level needs"),
+    )
 }

@@ -122,6 +122,27 @@ impl Shape {
         format!("{}m-{}c", self.class_mib, self.vcpus)
     }
 
+    /// Refuses what no machine on this host can be: a shape that was read may be anything.
+    pub fn check_possible(self, host_bytes: u64) -> Result<()> {
+        // In this order: sizes of machines that are too large can not be computed.
+        let possible = self.class_mib >= SMALLEST_MIB
+            && self.class_mib.is_power_of_two()
+            && self.class_mib <= host_bytes >> 20
+            && self.ram_bytes() <= host_bytes
+            && (1..=MOST_VCPUS).contains(&self.vcpus);
+        if possible {
+            return Ok(());
+        }
+        Err(Error::new(
+            sandkeep_model::Code::NotEnforceable,
+            format!(
+                "a machine of {} MiB with {} processors can not be on this host",
+                self.class_mib, self.vcpus
+            ),
+        )
+        .field("image"))
+    }
+
     /// Refuses limits that a machine of this shape can not give.
     pub fn check(self, limits: &Limits) -> Result<()> {
         if limits.memory_mib <= self.class_mib {
@@ -405,9 +426,22 @@ fn tsc_khz() -> u64 {
         const MOMENT: Duration = Duration::from_millis(50);
         // SAFETY: every processor of this architecture has the instruction.
         let count = || unsafe { core::arch::x86_64::_rdtsc() };
-        let (began, first) = (Instant::now(), count());
+        // The pair that was read in one go: between two instructions somebody else may have had
+        // a turn, and another speed is another build.
+        let both = || {
+            let pair = |_| {
+                let (when, counted) = (Instant::now(), count());
+                (when.elapsed(), when, counted)
+            };
+            (0..16).map(pair).min()
+        };
+        let first = both();
         std::thread::sleep(MOMENT);
-        let (passed, last) = (began.elapsed(), count());
+        let last = both();
+        let (Some((_, began, first)), Some((_, ended, last))) = (first, last) else {
+            return 0;
+        };
+        let passed = ended.duration_since(began);
         let nanos = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX).max(1);
         last.wrapping_sub(first).saturating_mul(1_000_000) / nanos
     }
@@ -438,6 +472,34 @@ mod tests {
         shape(512, 1).check(&limits(512, 8000)).unwrap();
         let refused = shape(512, 1).check(&limits(513, 1000)).unwrap_err();
         assert_eq!(refused.field.as_deref(), Some("limits.memory_mib"));
+    }
+
+    #[test]
+    fn shapes_that_no_machine_has_are_refused() {
+        let host = 4 << 30;
+        for (class_mib, vcpus) in [(512, 1), (1024, 8), (2048, 3)] {
+            let shape = Shape { class_mib, vcpus };
+            shape.check_possible(host).unwrap();
+        }
+        for (class_mib, vcpus) in [
+            (0, 1),
+            (256, 1),
+            (513, 1),
+            (512, 0),
+            (512, 9),
+            (512, u32::MAX),
+            // No room beside it for the kernel of the machine.
+            (4096, 1),
+            (8192, 1),
+            // As bytes these are small again.
+            (1 << 44, 1),
+            (1 << 63, 1),
+            (u64::MAX, 1),
+        ] {
+            let shape = Shape { class_mib, vcpus };
+            let refused = shape.check_possible(host).unwrap_err();
+            assert!(refused.message.contains("can not be"), "{refused}");
+        }
     }
 
     #[test]

@@ -116,6 +116,15 @@ enum Seat {
     New((OwnedFd, OwnedFd), Slot),
 }
 
+impl Seat {
+    fn id(&self) -> u32 {
+        match self {
+            Self::Taken(waiting) => waiting.slot.first_id(),
+            Self::New(_, slot) => slot.first_id(),
+        }
+    }
+}
+
 /// The disk of a box, as its machine begins.
 #[derive(Debug, Clone)]
 enum Disk {
@@ -128,9 +137,10 @@ enum Disk {
 }
 
 impl Disk {
-    fn prepare(&self, spec: &BoxSpec) -> Result<()> {
+    /// `id` is the one of the box.
+    fn prepare(&self, spec: &BoxSpec, id: u32) -> Result<()> {
         match self {
-            Self::Unseen => disk::size(&spec.root, &spec.limits),
+            Self::Unseen => disk::size(&spec.root, &spec.limits, id),
             Self::Other(other) => disk::share(other, &spec.root.join(disk::DISK_FILE)),
             Self::Known => Ok(()),
         }
@@ -160,8 +170,8 @@ impl Birth {
     fn bear(mut self, seat: Seat, place: Place) -> Result<Born> {
         // Beside the start of QEMU, which does not look at it before the machine runs.
         let sized = {
-            let (disk, spec) = (self.disk.clone(), self.spec.clone());
-            thread::spawn(move || disk.prepare(&spec))
+            let (disk, spec, id) = (self.disk.clone(), self.spec.clone(), seat.id());
+            thread::spawn(move || disk.prepare(&spec, id))
         };
         let Waiting {
             place,

@@ -6,7 +6,7 @@
 //! yet. They are no boxes: nobody counts or lists them, and they end with the server.
 
 use crate::{
-    launch::{Launch, Started, start_ticks},
+    launch::{Launch, Started},
     memory::Ram,
     network,
     qemu::{Begin, Qemu, Shape, host_limits},
@@ -145,7 +145,7 @@ impl Waiting {
             begin: Begin::Wait,
         }
         .start()?;
-        let ticks = start_ticks(started.pid)?;
+        let ticks = proc::start_ticks(started.pid).doing("reading the start of the machine")?;
         let pidfd = proc::find(&proc::boot_id(), started.pid, ticks)
             .ok_or_else(|| Error::internal("QEMU ended as soon as it was started"))?;
         Ok(Self {

@@ -4,7 +4,7 @@ use crate::{
     checks,
     config::MicrovmWardConfig,
     disk,
-    image::Images,
+    image::{self, Images},
     jail,
     machine::Machine,
     qemu::{Accel, Qemu, Shape, host_limits},
@@ -333,6 +333,16 @@ impl Ward for MicrovmWard {
 
     async fn engine(&self) -> Result<Engine> {
         self.inner.engine().await
+    }
+
+    /// Pages and devices are read by QEMU in its jail; what is read outside is checked.
+    fn reads_images_from_elsewhere(&self) -> bool {
+        true
+    }
+
+    async fn take_in(&self, image: &Path) -> Result<()> {
+        let image = image.to_owned();
+        blocking(move || image::take_in(&image)).await
     }
 
     async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {

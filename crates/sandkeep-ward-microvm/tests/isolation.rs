@@ -4,7 +4,7 @@ mod common;
 
 use sandkeep_host::cgroup::{Cgroups, layout::Layout};
 use sandkeep_ward::conformance::{Bench as _, MemoryBench as _, run};
-use sandkeep_ward_microvm::{Jail, prepare_host};
+use sandkeep_ward_microvm::{Bounds, Jail, prepare_host};
 use std::{
     collections::HashSet,
     fs::{self, File},
@@ -65,6 +65,7 @@ async fn a_process_in_the_jail_reaches_nothing() {
         .replace("SECRET", &format!("{:?}", secret.join("file")))
         .replace("PORT", &port.to_string())
         .replace("VICTIM", &std::process::id().to_string());
+    let task = script.replace("sys.stdout", "sys.stderr");
     let layout = Layout::of_this_host().expect("cgroups");
     let name = sandkeep_host::cgroup::tree_name(&bench.directory());
     let tree = Cgroups::make_tree(&layout, &name).expect("a tree");
@@ -94,10 +95,58 @@ async fn a_process_in_the_jail_reaches_nothing() {
     .await
     .expect("it ends");
     assert_eq!(output, "tried; worked: ");
+    // So does a program of the host that works on the disk of a box.
+    let bounds = Bounds {
+        memory: 1 << 30,
+        file: 0,
+        cpu_seconds: 60,
+        wait: Duration::from_secs(60),
+    };
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-I", "-S", "-c", &task]).env_clear();
+    let jail = Jail::for_one_task(1_900_000_000, bounds);
+    let ended = tokio::task::spawn_blocking(move || jail.run(command))
+        .await
+        .expect("it ends")
+        .expect("it starts");
+    assert!(ended.status.success() && !ended.late, "{ended:?}");
+    assert_eq!(ended.said, "tried; worked:");
     tree.child("stand-in")
         .remove(Duration::from_secs(10))
         .expect("nothing is left in it");
     tree.remove(Duration::from_secs(1)).expect("the tree goes");
+}
+
+/// One that does not end is ended; nothing of it is left, and its files are closed.
+#[test]
+fn a_task_in_the_jail_has_its_time() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    prepare_host().expect("the place of jails");
+    let bounds = |cpu_seconds, wait| Bounds {
+        memory: 1 << 30,
+        file: 0,
+        cpu_seconds,
+        wait: Duration::from_millis(wait),
+    };
+    let run = |script: &str, bounds| {
+        let (mut open, kept) = std::io::pipe().expect("a pipe");
+        let mut jail = Jail::for_one_task(1_900_000_002, bounds);
+        jail.keep(kept.as_raw_fd());
+        let mut command = Command::new("/usr/bin/sh");
+        command.args(["-c", script]).env_clear();
+        let ended = jail.run(command).expect("it starts");
+        drop(kept);
+        // Ends when nobody holds the other end.
+        open.read_to_end(&mut Vec::new()).expect("it is closed");
+        ended
+    };
+    assert!(run("exec 2>&-; sleep 1000", bounds(60, 300)).late);
+    let ended = run("while :; do :; done", bounds(1, 30_000));
+    assert!(!ended.late && !ended.status.success(), "{ended:?}");
+    let ended = run("echo why >&2; exit 3", bounds(60, 30_000));
+    assert_eq!((ended.status.code(), ended.said.as_str()), (Some(3), "why"));
 }
 
 fn hashes(dir: &Path) -> Vec<(String, String)> {

@@ -176,6 +176,13 @@ pub trait Ward: Send + Sync + 'static {
         false
     }
 
+    /// Takes in an image that somebody else wrote, while it has no name and nothing has read it:
+    /// refuses what [`Ward::save`] would not write, and may change the files, which are summed up
+    /// afterwards. Names in it by which boxes share something must not be those of others.
+    async fn take_in(&self, _image: &Path) -> Result<()> {
+        Err(cannot(self.level(), "take memory from elsewhere"))
+    }
+
     /// Writes processes and memory of a frozen box into the empty directory `image`. It
     /// need not be on the disk when this returns; whoever keeps it sees to that.
     /// The caller has closed its connections to the agent. Whatever the outcome, the box is

@@ -354,12 +354,7 @@ fn limiting(settings: &Settings, storage_size: Size) -> Result<Limiting> {
 }
 
 fn host_memory_mib() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
-    Some(kib / 1024)
+    sandkeep_host::proc::memory("MemTotal").map(|bytes| bytes >> 20)
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

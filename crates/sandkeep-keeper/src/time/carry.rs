@@ -2,6 +2,7 @@
 
 use std::{
     io::{Read, Write},
+    path::Path,
     sync::Arc,
 };
 
@@ -9,6 +10,7 @@ use sandkeep_model::{
     Code, EngineBuild, Error, Point, PointId, PointKind, Result, check_point_name, check_point_tags,
 };
 use sandkeep_vault::{ImportLimits, Label};
+use sandkeep_ward::Ward;
 
 use crate::{Keeper, core::Core};
 
@@ -79,15 +81,19 @@ impl Core {
     ) -> Result<Point> {
         let core = Arc::clone(self);
         let now = tokio::runtime::Handle::current();
+        // The work is on a thread that may block.
         let accept = move |point: &Point| {
             check(point)?;
-            match &point.engine {
-                Some(engine) if !files_only => {
-                    // The work is on a thread that may block.
-                    now.block_on(core.reads(point, engine)).map(|()| true)
-                }
-                _ => Ok(false),
-            }
+            let engine = point.engine.as_ref().filter(|_| !files_only);
+            let Some(engine) = engine else {
+                return Ok(None);
+            };
+            let ward = now.block_on(core.reader_of(point, engine))?;
+            let take_in = move |image: &Path| {
+                now.block_on(ward.take_in(image))
+                    .map_err(|error| error.field("archive").hint(FILES_ONLY))
+            };
+            Ok(Some(take_in))
         };
         let opened = self
             .vault
@@ -112,7 +118,7 @@ impl Core {
 
     /// Memory from elsewhere is only taken where it can be woken, and where reading it is no
     /// danger to the host.
-    async fn reads(&self, point: &Point, wrote: &EngineBuild) -> Result<()> {
+    async fn reader_of(&self, point: &Point, wrote: &EngineBuild) -> Result<Arc<dyn Ward>> {
         let ward = self
             .ward_for(point)
             .map_err(|error| error.hint(FILES_ONLY))?;
@@ -131,7 +137,7 @@ impl Core {
             .await
             .map_err(|error| error.hint(FILES_ONLY))?;
         if reads.name == wrote.name && reads.build == wrote.build {
-            return Ok(());
+            return Ok(ward);
         }
         Err(Error::new(
             Code::NotEnforceable,

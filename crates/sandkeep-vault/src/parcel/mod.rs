@@ -16,7 +16,7 @@ mod pack;
 mod unpack;
 
 pub use pack::{label_of, pack};
-pub use unpack::{Opened, open};
+pub use unpack::{Opened, Room, open, unpack};
 
 use sandkeep_model::{Code, Error, Point, Result};
 use serde::{Deserialize, Serialize};

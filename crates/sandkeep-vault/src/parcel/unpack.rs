@@ -8,7 +8,7 @@ use std::{
     fs::OpenOptions,
     io::{self, BufRead as _, BufReader, Read, Write as _},
     os::{
-        fd::AsFd as _,
+        fd::{AsFd as _, OwnedFd},
         unix::{ffi::OsStrExt as _, ffi::OsStringExt as _, fs::OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
@@ -49,15 +49,86 @@ pub struct Opened {
     pub memory: bool,
 }
 
-/// Makes a point from a parcel. `accept` sees what it is before anything is written, and says
-/// whether the memory is wanted. Until everything was compared the point has no name, and
-/// whatever goes wrong leaves nothing.
-pub fn open(
+/// Makes a point from a parcel. `accept` sees what it is before anything is written; where the
+/// memory is wanted it says who takes that in when all of it is there. Until everything was
+/// compared the point has no name, and whatever goes wrong leaves nothing.
+pub fn open<T>(
     vault: &Arc<Inner>,
     reader: impl Read,
     most: &ImportLimits,
-    accept: impl FnOnce(&Point) -> Result<bool>,
-) -> Result<Opened> {
+    accept: impl FnOnce(&Point) -> Result<Option<T>>,
+) -> Result<Opened>
+where
+    T: FnOnce(&Path) -> Result<()>,
+{
+    struct Begun<T> {
+        draft: PointDraft,
+        memory: Option<(PathBuf, T)>,
+        bytes: u64,
+    }
+    let begin = |label: &Label| {
+        if point::exists(vault, &label.point.id) {
+            return Err(
+                Error::conflict(format!("point \"{}\" is here already", label.point.id))
+                    .hint("delete it first with `sandkeep points rm`"),
+            );
+        }
+        let wanted = accept(&label.point)?.filter(|_| !label.memory.is_empty());
+        let memory_bytes = wanted.as_ref().map_or(0, |_| label.memory_bytes());
+        let bytes = label.disk.bytes.saturating_add(memory_bytes);
+        point::check_memory_room(vault, bytes.saturating_add(ROOM_BESIDE))?;
+        let draft = PointDraft::begin(vault, label.point.id.clone())?;
+        let root = draft.new_disk()?;
+        let disk = btrfs::open_dir(&root).doing_to("opening", &root)?;
+        let memory = match wanted {
+            Some(take_in) => Some((draft.memory()?, take_in)),
+            None => None,
+        };
+        let room = Room {
+            disk: disk.into(),
+            memory: memory.as_ref().map(|(place, _)| place.clone()),
+        };
+        let begun = Begun {
+            draft,
+            memory,
+            bytes,
+        };
+        Ok((begun, room))
+    };
+    let (label, begun) = unpack(reader, most, begin)?;
+    begun.draft.seal_disk()?;
+    let memory = begun.memory.is_some();
+    if let Some((place, take_in)) = begun.memory {
+        take_in(&place)?;
+    }
+    // What was taken in is summed up here, as it is now.
+    let info = begun
+        .draft
+        .publish(&label.point.sandbox_id, Keep::ForGood)?;
+    Ok(Opened {
+        point: label.point,
+        info,
+        bytes: begun.bytes,
+        memory,
+    })
+}
+
+/// Where the content of a parcel goes.
+#[derive(Debug)]
+pub struct Room {
+    /// An empty directory.
+    pub disk: OwnedFd,
+    /// Another; without one the memory is read and dropped.
+    pub memory: Option<PathBuf>,
+}
+
+/// Reads a parcel to its end. `begin` sees what it says of itself before anything is written,
+/// and makes room. What is written is only good when this returns.
+pub fn unpack<B>(
+    reader: impl Read,
+    most: &ImportLimits,
+    begin: impl FnOnce(&Label) -> Result<(B, Room)>,
+) -> Result<(Label, B)> {
     let mut reader = BufReader::with_capacity(256 * 1024, reader);
     if !reader.fill_buf().map_err(broken)?.starts_with(&ZSTD) {
         return Err(no_parcel("it is not packed with zstd"));
@@ -75,30 +146,13 @@ pub fn open(
     drop(first);
     let label = Label::read(&label)?;
     check(&label, most)?;
-    if point::exists(vault, &label.point.id) {
-        return Err(
-            Error::conflict(format!("point \"{}\" is here already", label.point.id))
-                .hint("delete it first with `sandkeep points rm`"),
-        );
-    }
-    let with_memory = accept(&label.point)?;
-    let memory_bytes = if with_memory { label.memory_bytes() } else { 0 };
-    let bytes = label.disk.bytes.saturating_add(memory_bytes);
-    point::check_memory_room(vault, bytes.saturating_add(ROOM_BESIDE))?;
-
-    let draft = PointDraft::begin(vault, label.point.id.clone())?;
-    let root = draft.new_disk()?;
-    let dir = btrfs::open_dir(&root).doing_to("opening", &root)?;
+    // The room is left before what was begun is cleared away.
+    let (begun, room) = begin(&label)?;
     let limits = ImportLimits {
         bytes: label.disk.bytes,
         entries: label.disk.entries,
     };
-    let mut tree = Tree::new(dir.as_fd(), limits);
-    let place = if with_memory && !label.memory.is_empty() {
-        Some(draft.memory()?)
-    } else {
-        None
-    };
+    let mut tree = Tree::new(room.disk.as_fd(), limits);
     let mut memory = label.memory.iter();
     let seal = loop {
         let mut item =
@@ -114,7 +168,7 @@ pub fn open(
                 .next()
                 .filter(|file| Path::new(&file.name) == name && item.size == file.bytes)
                 .ok_or_else(|| no_parcel("its memory is not what the label says"))?;
-            item.memory(place.as_deref(), file)?;
+            item.memory(room.memory.as_deref(), file)?;
         } else {
             // What came before it, without its own header.
             let before = behind.borrow().sum.clone();
@@ -135,15 +189,7 @@ pub fn open(
     }
     nothing_follows(archive.into_inner())?;
     tree.finish()?;
-    drop(dir);
-    draft.seal_disk()?;
-    let info = draft.publish(&label.point.sandbox_id, Keep::ForGood)?;
-    Ok(Opened {
-        point: label.point,
-        info,
-        bytes,
-        memory: place.is_some(),
-    })
+    Ok((label, begun))
 }
 
 /// What the label says must make sense before anything is believed.
