@@ -5,6 +5,7 @@
 //! nothing else. It has an id that is nobody's, no rights, and every file it needs is handed
 //! over open. A guest that took its QEMU over has no more than that.
 
+use crate::discard::Pretence;
 use rustix::{
     fs::{CWD, Gid, Mode, Uid},
     mount::{
@@ -59,6 +60,7 @@ pub struct Jail {
     id: u32,
     /// What stays open across the start of the program.
     kept: Vec<RawFd>,
+    pretence: Option<Pretence>,
     with_kvm: bool,
 }
 
@@ -86,6 +88,7 @@ impl Jail {
             netns,
             id,
             kept: Vec::new(),
+            pretence: None,
             with_kvm,
         })
     }
@@ -93,6 +96,11 @@ impl Jail {
     /// Has the program find this descriptor under the number it has here.
     pub fn keep(&mut self, fd: RawFd) {
         self.kept.push(fd);
+    }
+
+    /// Has the program believe that it gave memory back to all.
+    pub(crate) fn pretend(&mut self, pretence: Pretence) {
+        self.pretence = Some(pretence);
     }
 
     /// Starts the program in the jail and returns when it has been started. It is nobody's
@@ -213,7 +221,7 @@ impl Jail {
                 },
             )?;
         }
-        Ok(())
+        self.pretence.as_ref().map_or(Ok(()), Pretence::begin)
     }
 }
 
