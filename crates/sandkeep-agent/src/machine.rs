@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 
 use crate::State;
 use crate::gate::Gate;
-use crate::host;
+use crate::{host, rest};
 
 const BOX: &str = "/box";
 const NOBODY: Duration = Duration::from_millis(20);
@@ -76,6 +76,7 @@ pub(crate) fn attend(
     gate.renew(&first.token);
     answer(&mut port.0, first, settle_in(first, &state), &state)?;
     let runtime = Handle::current();
+    runtime.spawn(rest::give_back());
     std::thread::Builder::new()
         .name("orders".to_owned())
         .stack_size(64 << 10)
@@ -109,9 +110,8 @@ fn settle_in(order: &Order, state: &State) -> io::Result<()> {
     state.set_limits(&order.limits)?;
     match &order.introduction {
         None => Ok(()),
-        Some(introduction) => {
-            host::apply(state, introduction.clone()).map_err(|error| io::Error::other(error.message))
-        }
+        Some(introduction) => host::apply(state, introduction.clone())
+            .map_err(|error| io::Error::other(error.message)),
     }
 }
 

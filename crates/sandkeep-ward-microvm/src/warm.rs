@@ -49,8 +49,9 @@ const LATER: Duration = Duration::from_millis(700);
 /// Nobody needs that long to make use of a seed.
 const SEEDS: Duration = Duration::from_secs(3600);
 const FIRST_STEPS: Duration = Duration::from_secs(60);
-/// Connections end and writers come to rest.
-const REST: Duration = Duration::from_millis(250);
+/// Connections end, writers come to rest, and the kernel has told which memory is free: it begins
+/// with that after two seconds, and what it has told now no copy has to tell again.
+const REST: Duration = Duration::from_secs(4);
 const NAME: &str = "sandkeep";
 
 /// A machine and the disk it has in it.
