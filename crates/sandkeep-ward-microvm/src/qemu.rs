@@ -31,6 +31,11 @@ const MOST_VCPUS: u32 = 8;
 const OVERHEAD_MIB: u64 = 256;
 const OVERHEAD_TASKS: u32 = 64;
 
+/// Free memory is reported in pieces of 128 KiB (2^5 pages) and more: of what files leave behind
+/// little is in pieces of 2 MiB, which is what Linux would wait for.
+const KERNEL_LINE: &str = "quiet loglevel=0 panic=-1 reboot=t cryptomgr.notests lsm=landlock \
+    page_reporting.page_reporting_order=5";
+
 /// The disk of a machine, and the empty one that it has until it is given its own.
 pub const DISK: &str = "disk";
 pub const BLANK: &str = "blank";
@@ -280,7 +285,8 @@ impl Qemu {
             control: 0,
             port: 0,
         };
-        let line = self.words(shape, &files, Begin::Wait).join(" ");
+        let mut line = self.words(shape, &files, Begin::Wait).join(" ");
+        line.push_str(KERNEL_LINE);
         format!(
             "{} {} {} kernel {} line {} tsc {} MHz",
             self.version,
@@ -388,9 +394,7 @@ impl Qemu {
                 self.tsc_khz
             ),
         };
-        format!(
-            "quiet loglevel=0 panic=-1 reboot=t cryptomgr.notests lsm=landlock {by_accel} -- {OPTION} {HOST_V4}"
-        )
+        format!("{KERNEL_LINE} {by_accel} -- {OPTION} {HOST_V4}")
     }
 }
 

@@ -35,6 +35,20 @@ async fn told(ward: &dyn Ward, live: &LiveBox, command: &str) -> String {
     output.stdout
 }
 
+/// MiB of its own, when it has given back what it wants to.
+async fn at_rest(live: &LiveBox) -> u64 {
+    let end = Instant::now() + PATIENCE;
+    let mut own = common::own_mib(live);
+    loop {
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let next = common::own_mib(live);
+        if next + 1 >= own || Instant::now() >= end {
+            return next;
+        }
+        own = next;
+    }
+}
+
 /// Waits until the box has no more than this of its own.
 async fn gives_back(live: &LiveBox, most: u64) {
     let end = Instant::now() + PATIENCE;
@@ -112,8 +126,8 @@ async fn freed_memory_goes_back_and_used_memory_stays() {
     let theirs = told(ward, &neighbour, SUMS).await;
     let common_memory = shared(&live);
     let content = hash(&common_memory);
-    let before = common::own_mib(&live);
-    let theirs_before = common::own_mib(&neighbour);
+    let before = at_rest(&live).await;
+    let theirs_before = at_rest(&neighbour).await;
 
     // Twice: what was given back is taken again.
     for round in 0..2 {
@@ -176,7 +190,7 @@ async fn a_machine_at_rest_lets_go_of_files_it_has_read() {
     let live = ward.start(spec(bench.root())).await.expect("a box");
     let ward = ward.as_ref();
     told(ward, &live, "head -c 16M /dev/urandom > /dev/shm/kept").await;
-    let before = common::own_mib(&live);
+    let before = at_rest(&live).await;
     let fill = format!(
         "head -c {TAKEN_MIB}M /dev/urandom > /root/file; sync; sha256sum /root/file /dev/shm/kept"
     );
