@@ -46,7 +46,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 enum Entrance {
     Socket(UnixListener),
     Network(TcpListener, IpAddr),
-    Machine(TcpListener, IpAddr, machine::Port, Order),
+    Machine(TcpListener, IpAddr, machine::Port, Box<Order>),
 }
 
 fn entrance(arguments: &[OsString]) -> io::Result<Entrance> {
@@ -64,7 +64,7 @@ fn entrance(arguments: &[OsString]) -> io::Result<Entrance> {
             let host = address(host).ok_or_else(usage)?;
             let (port, order) = machine::boot()?;
             let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, channel::PORT))?;
-            Ok(Entrance::Machine(listener, host, port, order))
+            Ok(Entrance::Machine(listener, host, port, Box::new(order)))
         }
         _ => Err(usage()),
     }

@@ -105,3 +105,59 @@ impl Pretence {
         apply_filter(&self.0).map_err(|_| io::Error::last_os_error())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, memfd_create};
+    use std::os::{fd::AsRawFd as _, unix::fs::FileExt as _};
+
+    fn memory() -> fs::File {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = fs::File::from(memfd_create("test", flags).unwrap());
+        file.write_all_at(&[7; 8192], 0).unwrap();
+        file
+    }
+
+    fn first(file: &fs::File) -> u8 {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0).unwrap();
+        byte[0]
+    }
+
+    #[test]
+    fn holes_are_pretended_in_one_descriptor_and_nothing_else_is() {
+        const HOLE: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+        let (ram, disk) = (memory(), memory());
+        rustix::fs::fcntl_add_seals(&ram, SealFlags::WRITE).unwrap();
+        let pretence = Pretence::about(ram.as_raw_fd()).unwrap();
+        fallocate(&ram, HOLE, 0, 4096).unwrap_err();
+        // The filter is that of one thread.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pretence.begin().unwrap();
+                fallocate(&ram, HOLE, 0, 4096).unwrap();
+                fallocate(&ram, FallocateFlags::ZERO_RANGE, 0, 4096).unwrap_err();
+                fallocate(&disk, HOLE, 0, 4096).unwrap();
+                ram.write_at(&[1], 0).unwrap_err();
+            });
+        });
+        assert_eq!((first(&ram), first(&disk)), (7, 0));
+    }
+
+    #[test]
+    fn memory_is_found_where_it_is_open_once() {
+        let pid = std::process::id().cast_signed();
+        let ram = memory();
+        assert_eq!(Spot::of(pid, &ram).unwrap(), Some(ram.as_raw_fd()));
+        let above = high(&ram).unwrap();
+        assert!(above.as_raw_fd() >= HANDED_OVER);
+        assert_eq!(Spot::of(pid, &ram).unwrap(), Some(ram.as_raw_fd()));
+        let _twice = ram.try_clone().unwrap();
+        assert_eq!(Spot::of(pid, &ram).unwrap(), None);
+        let spot = Spot::default();
+        assert_eq!(spot.get(), None);
+        spot.set(Some(9));
+        assert_eq!(spot.get(), Some(9));
+    }
+}

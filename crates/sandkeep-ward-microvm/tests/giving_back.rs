@@ -18,7 +18,7 @@ use std::{
 const TAKEN_MIB: u64 = 200;
 /// What a busy box may have more of than one that has just begun: programs, tables, scraps of
 /// memory that are too small to be reported.
-const REST_MIB: u64 = 60;
+const REST_MIB: u64 = 30;
 /// The kernel of a machine reports every two seconds, emulated on a busy host rather less often.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -33,20 +33,6 @@ async fn told(ward: &dyn Ward, live: &LiveBox, command: &str) -> String {
     let output = run(ward, &live.id, command).await;
     assert!(output.success(), "{command}: {output:?}");
     output.stdout
-}
-
-/// MiB of its own, when it has given back what it wants to.
-async fn at_rest(live: &LiveBox) -> u64 {
-    let end = Instant::now() + PATIENCE;
-    let mut own = common::own_mib(live);
-    loop {
-        tokio::time::sleep(Duration::from_secs(4)).await;
-        let next = common::own_mib(live);
-        if next + 1 >= own || Instant::now() >= end {
-            return next;
-        }
-        own = next;
-    }
 }
 
 /// Waits until the box has no more than this of its own.
@@ -126,16 +112,18 @@ async fn freed_memory_goes_back_and_used_memory_stays() {
     let theirs = told(ward, &neighbour, SUMS).await;
     let common_memory = shared(&live);
     let content = hash(&common_memory);
-    let before = at_rest(&live).await;
-    let theirs_before = at_rest(&neighbour).await;
+    let before = common::own_mib(&live);
+    let theirs_before = common::own_mib(&neighbour);
 
     // Twice: what was given back is taken again.
-    for round in 0..2 {
+    for _ in 0..2 {
+        let now = common::own_mib(&live);
         let take = format!("head -c {TAKEN_MIB}M /dev/urandom > /dev/shm/taken");
         told(ward, &live, &take).await;
         let full = common::own_mib(&live);
-        assert!(full >= before + TAKEN_MIB * 9 / 10, "{before}, then {full}");
-        eprintln!("round {round}: {before} MiB before, {full} MiB taken");
+        // It may still be giving back what it took before.
+        assert!(full >= now + TAKEN_MIB * 3 / 4, "{now}, then {full}");
+        eprintln!("{now} MiB before, {full} MiB taken");
         told(ward, &live, "rm /dev/shm/taken").await;
         gives_back(&live, before + REST_MIB).await;
         assert_eq!(told(ward, &live, SUMS).await, sums);
@@ -190,7 +178,7 @@ async fn a_machine_at_rest_lets_go_of_files_it_has_read() {
     let live = ward.start(spec(bench.root())).await.expect("a box");
     let ward = ward.as_ref();
     told(ward, &live, "head -c 16M /dev/urandom > /dev/shm/kept").await;
-    let before = at_rest(&live).await;
+    let before = common::own_mib(&live);
     let fill = format!(
         "head -c {TAKEN_MIB}M /dev/urandom > /root/file; sync; sha256sum /root/file /dev/shm/kept"
     );
