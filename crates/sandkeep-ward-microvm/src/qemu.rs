@@ -31,11 +31,6 @@ const MOST_VCPUS: u32 = 8;
 const OVERHEAD_MIB: u64 = 256;
 const OVERHEAD_TASKS: u32 = 64;
 
-/// Free memory is reported in pieces of 128 KiB (2^5 pages) and more: of what files leave behind
-/// little is in pieces of 2 MiB, which is what Linux would wait for.
-const KERNEL_LINE: &str = "quiet loglevel=0 panic=-1 reboot=t cryptomgr.notests lsm=landlock \
-    page_reporting.page_reporting_order=5";
-
 /// The disk of a machine, and the empty one that it has until it is given its own.
 pub const DISK: &str = "disk";
 pub const BLANK: &str = "blank";
@@ -285,8 +280,7 @@ impl Qemu {
             control: 0,
             port: 0,
         };
-        let mut line = self.words(shape, &files, Begin::Wait).join(" ");
-        line.push_str(KERNEL_LINE);
+        let line = self.words(shape, &files, Begin::Wait).join(" ");
         format!(
             "{} {} {} kernel {} line {} tsc {} MHz",
             self.version,
@@ -394,7 +388,9 @@ impl Qemu {
                 self.tsc_khz
             ),
         };
-        format!("{KERNEL_LINE} {by_accel} -- {OPTION} {HOST_V4}")
+        format!(
+            "quiet loglevel=0 panic=-1 reboot=t cryptomgr.notests lsm=landlock {by_accel} -- {OPTION} {HOST_V4}"
+        )
     }
 }
 

@@ -41,7 +41,6 @@ async fn gives_back(live: &LiveBox, most: u64) {
     loop {
         let own = common::own_mib(live);
         if own <= most {
-            eprintln!("{} has {own} MiB of its own", live.id);
             return;
         }
         assert!(
@@ -123,7 +122,6 @@ async fn freed_memory_goes_back_and_used_memory_stays() {
         let full = common::own_mib(&live);
         // It may still be giving back what it took before.
         assert!(full >= now + TAKEN_MIB * 3 / 4, "{now}, then {full}");
-        eprintln!("{now} MiB before, {full} MiB taken");
         told(ward, &live, "rm /dev/shm/taken").await;
         gives_back(&live, before + REST_MIB).await;
         assert_eq!(told(ward, &live, SUMS).await, sums);
@@ -185,7 +183,6 @@ async fn a_machine_at_rest_lets_go_of_files_it_has_read() {
     let sums = told(ward, &live, &fill).await;
     let full = common::own_mib(&live);
     assert!(full >= before + TAKEN_MIB * 9 / 10, "{before}, then {full}");
-    eprintln!("{before} MiB before, {full} MiB with a file");
     gives_back(&live, before + REST_MIB).await;
     let again = told(ward, &live, "sha256sum /root/file /dev/shm/kept").await;
     assert_eq!(again, sums);
