@@ -190,6 +190,32 @@ async fn a_machine_at_rest_lets_go_of_files_it_has_read() {
     assert_eq!(bench.traces(&live), Vec::<String>::new());
 }
 
+/// Zeroes and discards blocks of a file on the disk itself, beneath the file system: what comes
+/// back are zeroes, and the blocks beside them as they were.
+const BENEATH: &str = r#"
+import fcntl, os, struct
+FIBMAP, BLKDISCARD, BLKZEROOUT, BLOCK, COUNT = 1, 0x1277, 0x127F, 4096, 1024
+data = os.urandom(BLOCK * COUNT)
+with open("/root/blocks", "wb") as file:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+disk = os.open("/dev/vda", os.O_RDWR)
+expected = b""
+with open("/root/blocks", "rb") as file:
+    for n in range(COUNT):
+        place, = struct.unpack("i", fcntl.ioctl(file, FIBMAP, struct.pack("i", n)))
+        assert place > 0
+        call = (BLKDISCARD, BLKZEROOUT, None)[n % 3]
+        if call:
+            fcntl.ioctl(disk, call, struct.pack("QQ", place * BLOCK, BLOCK))
+        expected += data[n * BLOCK:(n + 1) * BLOCK] if call is None else bytes(BLOCK)
+os.sync()
+open("/proc/sys/vm/drop_caches", "w").write("3")
+with open("/root/blocks", "rb") as file:
+    print("right" if file.read() == expected else "wrong")
+"#;
+
 /// Disks are trimmed by the call that is answered for memory: there it must be carried out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_box_zeroes_or_trims_on_its_disk_is_gone() {
@@ -233,6 +259,9 @@ async fn what_a_box_zeroes_or_trims_on_its_disk_is_gone() {
         echo right
     "#;
     assert_eq!(told(ward, &live, test).await, "right\n");
+    let beneath =
+        format!("cat > /root/beneath.py <<'END'\n{BENEATH}\nEND\npython3 /root/beneath.py");
+    assert_eq!(told(ward, &live, &beneath).await, "right\n");
     let full = blocks();
     let trim = "rm /root/some; sync; fstrim / && sync; echo 3 > /proc/sys/vm/drop_caches; \
                 wc -c < /root/whole";
