@@ -187,7 +187,7 @@ ensure_machines() {
   }
 }
 
-MACHINE_DRIVERS=(virtio virtio_ring virtio_mmio virtio_console virtio_blk failover net_failover virtio_net)
+MACHINE_DRIVERS=(virtio virtio_ring virtio_mmio virtio_console virtio_blk failover net_failover virtio_net virtio_balloon)
 # For programs in boxes: containers, firewalls, tunnels (see MORE_DRIVERS of the agent).
 MACHINE_DRIVERS+=(
   overlay llc stp bridge br_netfilter veth nfnetlink libcrc32c nf_tables x_tables nft_compat nf_defrag_ipv4

@@ -139,6 +139,33 @@ def test_rollback_takes_memory_and_files_back(server, microvm):
     assert microvm.root("cat /root/when /run/when").out == "before\nbefore\n"
 
 
+def test_memory_that_was_freed_goes_back_and_the_rest_stays(server):
+    with machine(server, limits={"memory_mib": 400}) as box:
+
+        def used():
+            return box.info()["usage"]["memory_bytes"] >> 20
+
+        look = "sha256sum /dev/shm/kept"
+        kept = box.root(f"head -c 16M /dev/urandom > /dev/shm/kept; {look}").out
+        assert box.root("head -c 200M /dev/urandom > /dev/shm/taken").ok
+        full = wait_for(lambda: max(used() - 200, 0), "it is seen") + 200
+        assert box.root("rm /dev/shm/taken").ok
+        wait_for(lambda: used() < full - 120, "it goes back", 180)
+        assert box.root(look).out == kept
+        # What was given back is in no image, what was not is.
+        server.json("POST", box.path + "/pause", {}, timeout=300)
+        server.json("POST", box.path + "/resume", {}, timeout=300)
+        assert box.root(look).out == kept
+        (fork,) = server.json("POST", box.path + "/fork", {"count": 1}, timeout=300)["forks"]
+        copy = Box.known(server, fork["sandbox"]["id"])
+        try:
+            assert copy.root(look).out == kept
+            assert copy.root("head -c 200M /dev/zero | sha256sum > /dev/null; rm /dev/shm/kept").ok
+            assert box.root(look).out == kept
+        finally:
+            copy.kill()
+
+
 def test_a_box_that_powers_off_is_gone(server):
     with machine(server) as box:
         try:

@@ -13,7 +13,7 @@ pub const PORT: &str = "/dev/vport0p1";
 /// The disk of the box.
 pub const DISK: &str = "/dev/vda";
 /// Drivers in the initial file system; what a kernel has built in is not there.
-pub const DRIVERS: [&str; 8] = [
+pub const DRIVERS: [&str; 9] = [
     "virtio",
     "virtio_ring",
     "virtio_mmio",
@@ -22,6 +22,7 @@ pub const DRIVERS: [&str; 8] = [
     "net_failover",
     "virtio_net",
     "virtio_blk",
+    "virtio_balloon",
 ];
 /// What programs in boxes expect of a Linux kernel, and could not load: containers in the box,
 /// firewalls, tunnels, file systems in files. Each after those it needs; one that a kernel does

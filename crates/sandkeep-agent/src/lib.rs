@@ -19,6 +19,7 @@ pub mod ports;
 mod process;
 mod reap;
 mod resident;
+mod rest;
 mod run;
 mod server;
 mod state;

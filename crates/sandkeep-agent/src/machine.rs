@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 
 use crate::State;
 use crate::gate::Gate;
-use crate::host;
+use crate::{host, rest};
 
 const BOX: &str = "/box";
 const NOBODY: Duration = Duration::from_millis(20);
@@ -36,6 +36,10 @@ const DEVICE_LOOKS: u32 = 500;
 const DEVICE_PAUSE: Duration = Duration::from_millis(2);
 /// A machine whose timer does not tick never comes back from it, and is thrown away.
 const PROOF: Duration = Duration::from_millis(100);
+/// Free memory is reported to the host in pieces of 2^5 pages (128 KiB) and more: of what files leave
+/// behind not all is in pieces of 2 MiB, which is what Linux would wait for.
+const REPORTED: &str = "/sys/module/page_reporting/parameters/page_reporting_order";
+const REPORTED_ORDER: &str = "5";
 /// Forget what was read of a disk.
 const FORGET: libc::Ioctl = 0x1261;
 /// Credits the bytes as entropy, and draws the kernel's key anew from them.
@@ -50,6 +54,8 @@ pub(crate) struct Port(File);
 pub(crate) fn boot() -> io::Result<(Port, Order)> {
     first_mounts()?;
     load_all(&DRIVERS)?;
+    // Where the kernel can do it. It forgets what it was told before the driver was there.
+    let _in_large_pieces = fs::write(REPORTED, REPORTED_ORDER);
     // A box without them is a box; what it can not do its programs will say.
     let _not_all = load_all(&MORE_DRIVERS);
     network()?;
@@ -76,6 +82,7 @@ pub(crate) fn attend(
     gate.renew(&first.token);
     answer(&mut port.0, first, settle_in(first, &state), &state)?;
     let runtime = Handle::current();
+    runtime.spawn(rest::give_back());
     std::thread::Builder::new()
         .name("orders".to_owned())
         .stack_size(64 << 10)

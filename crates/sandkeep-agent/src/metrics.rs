@@ -104,7 +104,7 @@ fn number(path: &str) -> Option<u64> {
     read(path)?.trim().parse().ok()
 }
 
-fn cpu_used() -> Duration {
+pub(crate) fn cpu_used() -> Duration {
     if let Some(micros) =
         read("/sys/fs/cgroup/cpu.stat").and_then(|text| field(&text, "usage_usec"))
     {
@@ -188,6 +188,15 @@ fn memory() -> Memory {
             cache: kib("Cached"),
         },
     }
+}
+
+/// What a virtual machine has of files and could read again; files in memory alone are not among it.
+pub(crate) fn files_in_memory() -> u64 {
+    let stat = read(&format!("{}/memory.stat", machine::GROUP)).unwrap_or_default();
+    ["active_file", "inactive_file"]
+        .into_iter()
+        .filter_map(|list| field(&stat, list))
+        .sum()
 }
 
 fn group_memory(usage: &str, stat: &str, cache: &str) -> Option<(u64, u64)> {

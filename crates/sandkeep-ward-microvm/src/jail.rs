@@ -6,6 +6,7 @@
 //! nothing else. It has an id that is nobody's, no rights, and every file it needs is handed
 //! over open. A guest that took its QEMU over has no more than that.
 
+use crate::discard::Pretence;
 use rustix::{
     fs::{CWD, Gid, Mode, Uid},
     mount::{
@@ -90,6 +91,7 @@ pub struct Jail {
     id: u32,
     /// What stays open across the start of the program.
     kept: Vec<RawFd>,
+    pretence: Option<Pretence>,
     with_kvm: bool,
 }
 
@@ -118,6 +120,7 @@ impl Jail {
             bounds: None,
             id,
             kept: Vec::new(),
+            pretence: None,
             with_kvm,
         })
     }
@@ -130,6 +133,7 @@ impl Jail {
             bounds: Some(bounds),
             id,
             kept: Vec::new(),
+            pretence: None,
             with_kvm: false,
         }
     }
@@ -137,6 +141,11 @@ impl Jail {
     /// Has the program find this descriptor under the number it has here.
     pub fn keep(&mut self, fd: RawFd) {
         self.kept.push(fd);
+    }
+
+    /// Has the program believe that it gave memory back to all.
+    pub(crate) fn pretend(&mut self, pretence: Pretence) {
+        self.pretence = Some(pretence);
     }
 
     /// Starts the program in the jail and returns when it has been started. It is nobody's
@@ -293,19 +302,18 @@ impl Jail {
         for (what, most) in [(Resource::Core, 0), (Resource::Nofile, MOST_FILES)] {
             limit(what, most)?;
         }
-        let Some(bounds) = self.bounds else {
-            return Ok(());
-        };
-        for (what, most) in [
-            (Resource::As, bounds.memory),
-            (Resource::Fsize, bounds.file),
-            (Resource::Cpu, bounds.cpu_seconds),
-        ] {
-            limit(what, most)?;
+        if let Some(bounds) = self.bounds {
+            for (what, most) in [
+                (Resource::As, bounds.memory),
+                (Resource::Fsize, bounds.file),
+                (Resource::Cpu, bounds.cpu_seconds),
+            ] {
+                limit(what, most)?;
+            }
+            // The kernel forgets it when ids change, so after them.
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         }
-        // The kernel forgets it when ids change, so last.
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        Ok(())
+        self.pretence.as_ref().map_or(Ok(()), Pretence::begin)
     }
 }
 

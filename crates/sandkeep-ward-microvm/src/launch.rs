@@ -1,6 +1,7 @@
 //! Starting a QEMU in its jail.
 
 use crate::{
+    discard::{Pretence, Spot, high},
     jail::{self, Jail},
     machine::tell,
     qemu::{Begin, Files, Qemu, Shape},
@@ -14,10 +15,10 @@ use sandkeep_agent_api::machine::Order;
 use sandkeep_host::{cgroup::Cgroups, failure::Doing as _};
 use sandkeep_model::{Error, Result};
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{Seek as _, Write as _},
     os::{
-        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
     path::Path,
@@ -27,6 +28,8 @@ use std::{
 };
 
 const APPEARS: Duration = Duration::from_secs(10);
+/// Starts until QEMU has the memory where it was thought to be.
+const GUESSES: u32 = 3;
 /// Far less than what a socket holds.
 const FITS: usize = 32 << 10;
 pub const LARGEST_DISK: u64 = 16 << 40;
@@ -41,7 +44,7 @@ pub struct Launch<'a> {
     pub card: OwnedFd,
     /// Who it runs as.
     pub id: u32,
-    pub ram: i32,
+    pub ram: BorrowedFd<'a>,
     /// Where it answers us.
     pub control: &'a Path,
     pub begin: Begin,
@@ -90,28 +93,59 @@ fn in_memory(bytes: &[u8]) -> Result<File> {
 impl Launch<'_> {
     /// Blocks until QEMU answers.
     pub fn start(self) -> Result<Started> {
+        let spot = &self.qemu.spot;
+        if matches!(self.begin, Begin::Boot { .. }) {
+            // The memory is its own yet: a hole in it is meant.
+            let started = self.attempt(None)?;
+            spot.set(Spot::of(started.pid, self.ram)?);
+            return Ok(started);
+        }
+        for _ in 0..GUESSES {
+            let guess = spot.get();
+            let started = self.attempt(guess)?;
+            let found = Spot::of(started.pid, self.ram)?;
+            // Else what is pretended may be about its disk: it never gets one.
+            if found == guess {
+                return Ok(started);
+            }
+            spot.set(found);
+            self.end(started)?;
+        }
+        tracing::warn!("QEMU has its memory elsewhere each time: boxes keep what they free");
+        self.attempt(None)
+    }
+
+    /// With a pretence about the descriptor of this number.
+    fn attempt(&self, pretend: Option<RawFd>) -> Result<Started> {
         let control = qmp::listen(self.control)?;
-        let disk = blank_disk()?;
         let (port, theirs) = UnixStream::pair().doing("making the port of the machine")?;
         let (said, says) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe")?;
+        let blank = blank_disk()?;
+        let ours = [
+            high(self.ram)?,
+            high(&blank[0])?,
+            high(&blank[1])?,
+            high(&self.card)?,
+            high(&control)?,
+            high(&theirs)?,
+            // QEMU holds our end open as well: the machine shall not see us leave.
+            high(&port)?,
+        ];
+        let [ram, disk, disk_read, card, listener, serial, _] =
+            ours.each_ref().map(|fd| fd.as_raw_fd());
         let files = Files {
-            ram: self.ram,
-            disk: [disk[0].as_raw_fd(), disk[1].as_raw_fd()],
-            card: self.card.as_raw_fd(),
-            control: control.as_raw_fd(),
-            port: theirs.as_raw_fd(),
+            ram,
+            disk: [disk, disk_read],
+            card,
+            control: listener,
+            port: serial,
         };
-        let mut jail = Jail::new(
-            self.cgroups,
-            self.netns,
-            self.id,
-            self.qemu.accel == crate::qemu::Accel::Kvm,
-        )?;
-        for fd in files.all() {
-            jail.keep(fd);
+        let netns = self.netns.try_clone().doing("entering the network")?;
+        let with_kvm = self.qemu.accel == crate::qemu::Accel::Kvm;
+        let mut jail = Jail::new(self.cgroups, netns, self.id, with_kvm)?;
+        for fd in &ours {
+            jail.keep(fd.as_raw_fd());
         }
-        // QEMU holds our end open as well: the machine shall not see us leave.
-        jail.keep(port.as_raw_fd());
         if let Begin::Boot {
             kernel,
             first_files,
@@ -119,6 +153,9 @@ impl Launch<'_> {
         {
             jail.keep(kernel);
             jail.keep(first_files);
+        }
+        if let Some(number) = pretend {
+            jail.pretend(Pretence::about(number)?);
         }
         let mut command = Command::new(&self.qemu.program);
         command
@@ -130,12 +167,26 @@ impl Launch<'_> {
         let mut said = File::from(said);
         jail.start(command)?;
         // QEMU has its own by now; ours would keep it from noticing our end.
-        drop((disk, self.card, theirs, control));
+        drop((ours, blank, theirs, control));
         let answered = find(self.cgroups).and_then(|pid| Ok((pid, Qmp::connect(self.control)?)));
         match answered {
             Ok((pid, qmp)) => Ok(Started { pid, qmp, port }),
             Err(error) => Err(last_words(&mut said).unwrap_or(error)),
         }
+    }
+
+    /// Ends one that is of no use, for another in its place.
+    fn end(&self, started: Started) -> Result<()> {
+        drop(started);
+        let until = Instant::now() + APPEARS;
+        while self.cgroups.kill_all() > 0 {
+            if Instant::now() >= until {
+                return Err(Error::internal("QEMU does not end"));
+            }
+            sleep(Duration::from_millis(1));
+        }
+        fs::remove_file(self.control).doing("removing a socket")?;
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod checks;
 mod config;
+mod discard;
 mod disk;
 mod image;
 mod jail;

@@ -5,6 +5,7 @@
 //! from is kept on disk, so that the next server does not boot one either.
 
 use crate::{
+    discard::high,
     kernel::hex,
     launch::{Launch, Started},
     memory::Ram,
@@ -27,7 +28,7 @@ use std::{
     fs::{self, File},
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
     os::{
-        fd::{AsFd as _, AsRawFd as _},
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::{fs::PermissionsExt as _, net::UnixStream},
     },
     path::{Path, PathBuf},
@@ -259,12 +260,12 @@ impl Inner {
 }
 
 /// QEMU's user can read this copy, by its descriptor alone.
-fn readable(copy: &Path, source: &Path) -> Result<File> {
-    fs::copy(source, copy)
+fn readable(copy: &Path, source: &Path) -> Result<OwnedFd> {
+    let copied = fs::copy(source, copy)
         .and_then(|_| fs::set_permissions(copy, fs::Permissions::from_mode(0o444)))
         .and_then(|()| File::open(copy))
-        .doing(format_args!("copying {}", source.display()))
-        .map_err(Error::from)
+        .doing(format_args!("copying {}", source.display()))?;
+    high(copied)
 }
 
 /// Writes a machine down that has proved itself, as it waits.

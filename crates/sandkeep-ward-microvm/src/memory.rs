@@ -14,7 +14,7 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsRawFd as _, RawFd},
+        fd::{AsFd as _, BorrowedFd},
         unix::fs::FileExt as _,
     },
     path::Path,
@@ -115,8 +115,8 @@ impl Ram {
         }
     }
 
-    pub fn fd(&self) -> RawFd {
-        self.file.as_raw_fd()
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 
@@ -285,6 +285,7 @@ fn start_of(maps: &str, size: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd as _;
 
     #[test]
     fn memory_is_found_among_the_maps() {
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(runs, [Run { first: 3, count: 1 }]);
         let opened = File::options()
             .write(true)
-            .open(format!("/proc/self/fd/{}", again.fd()))
+            .open(format!("/proc/self/fd/{}", again.fd().as_raw_fd()))
             .unwrap();
         assert!(opened.write_all_at(b"y", 0).is_err());
         assert!(opened.set_len(0).is_err());

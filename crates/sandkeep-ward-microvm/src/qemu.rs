@@ -1,6 +1,9 @@
 //! The program QEMU: where it is, which build it is, and what it is told.
 
-use crate::kernel::{Kernel, hex};
+use crate::{
+    discard::Spot,
+    kernel::{Kernel, hex},
+};
 use sandkeep_agent_api::machine::OPTION;
 use sandkeep_host::failure::Doing as _;
 use sandkeep_model::{Error, Limits, Result};
@@ -222,7 +225,7 @@ pub fn major(version: &str) -> Option<u32> {
 }
 
 /// One QEMU as it is told to be, the same for every machine of a server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Qemu {
     pub program: PathBuf,
     pub version: String,
@@ -232,6 +235,8 @@ pub struct Qemu {
     /// How fast the processor counts, in thousands a second: an emulated machine can not find
     /// out by itself.
     tsc_khz: u64,
+    /// Where it has the memory of a machine.
+    pub spot: Spot,
 }
 
 /// Descriptors QEMU gets.
@@ -243,20 +248,6 @@ pub struct Files {
     pub card: RawFd,
     pub control: RawFd,
     pub port: RawFd,
-}
-
-impl Files {
-    pub fn all(&self) -> [RawFd; 6] {
-        let [disk, disk_read] = self.disk;
-        [
-            self.ram,
-            disk,
-            disk_read,
-            self.card,
-            self.control,
-            self.port,
-        ]
-    }
 }
 
 /// What a QEMU begins with.
@@ -293,6 +284,7 @@ impl Qemu {
             kernel_hash: kernel.fingerprint()?,
             kernel,
             tsc_khz: tsc_khz(),
+            spot: Spot::default(),
         })
     }
 
@@ -385,6 +377,10 @@ impl Qemu {
             ("-device", format!("virtio-blk-device,drive={DISK}")),
             ("-netdev", format!("tap,id=net,fd={}", files.card)),
             ("-device", format!("virtio-net-device,netdev=net,mac={mac}")),
+            (
+                "-device",
+                "virtio-balloon-device,free-page-reporting=on".to_owned(),
+            ),
         ];
         for (option, value) in more {
             words.extend([option.to_owned(), value]);

@@ -37,6 +37,7 @@ const MEMORIES: usize = 2;
 /// After a start: whoever has the new box shall not feel that the next one is prepared.
 const AFTER_A_START: Duration = Duration::from_millis(400);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(10);
+const WARMING: Duration = Duration::from_secs(2);
 pub const CONTROL: &str = "control";
 
 /// What one QEMU has of the host. Dropped, it is cleared away with everything in it.
@@ -298,6 +299,8 @@ impl Inner {
     /// Ends those that wait; none is started any more.
     pub(crate) async fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        // One that is being warmed up is let go of soon, or cleared away by the next server.
+        let _ended = tokio::time::timeout(WARMING, self.warming_turn.lock()).await;
         let all = std::mem::take(&mut lock(&self.shelf).ready);
         let _cleared = blocking(move || {
             drop(all);

@@ -12,6 +12,7 @@ use crate::{
     image::Origin,
     machine::{Machine, PAGES, answered, note, read, rename, save_devices},
     memory::{Mapped, Ram},
+    qemu::Shape,
     start::new_order,
     ward::Inner,
 };
@@ -49,8 +50,10 @@ const LATER: Duration = Duration::from_millis(700);
 /// Nobody needs that long to make use of a seed.
 const SEEDS: Duration = Duration::from_secs(3600);
 const FIRST_STEPS: Duration = Duration::from_secs(60);
-/// Connections end and writers come to rest.
-const REST: Duration = Duration::from_millis(250);
+/// How often the kernel of a machine tells which memory is free.
+const TELLS: Duration = Duration::from_secs(2);
+/// Between two looks whether the server ends.
+const LOOK: Duration = Duration::from_millis(250);
 const NAME: &str = "sandkeep";
 
 /// A machine and the disk it has in it.
@@ -189,11 +192,11 @@ impl Inner {
         let inner = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(LATER).await;
+            // One at a time: machines are many processors' work.
+            let _turn = inner.warming_turn.lock().await;
             if inner.closed.load(Ordering::Acquire) {
                 return;
             }
-            // One at a time: machines are many processors' work.
-            let _turn = inner.warming_turn.lock().await;
             let (key, shape) = (seed.key.clone(), machine.base.shape);
             let began = Instant::now();
             match inner.warm_up(&machine, seed).await {
@@ -207,6 +210,18 @@ impl Inner {
                 Err(error) => tracing::warn!(machine = key, %error, "no machine was warmed up"),
             }
         });
+    }
+
+    /// Lets a machine be; in vain if the server ends meanwhile.
+    async fn rest(&self, long: Duration) -> Result<()> {
+        let end = Instant::now() + long;
+        while Instant::now() < end {
+            if self.closed.load(Ordering::Acquire) {
+                return Err(Error::internal("the server ends"));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
     }
 
     async fn warm_up(self: &Arc<Self>, machine: &Arc<Machine>, seed: Seed) -> Result<()> {
@@ -230,7 +245,7 @@ impl Inner {
         tokio::time::timeout(FIRST_STEPS, first_steps(&netns.into(), &token))
             .await
             .unwrap_or_else(|_| Err(Error::internal("its first steps take too long")))?;
-        tokio::time::sleep(REST).await;
+        self.rest(settles(base.shape)).await?;
         let (shape, dir) = (base.shape, beside(machine, &seed.key));
         blocking(move || {
             let qmp = &mut waiting.started.qmp;
@@ -251,6 +266,14 @@ impl Inner {
         })
         .await
     }
+}
+
+/// Until connections have ended, writers are done and the kernel has told of all free memory: what
+/// it has told now no copy has to tell again. Each time it tells of 32 pieces, most of them of
+/// 4 MiB, or of a sixteenth if that is more.
+fn settles(shape: Shape) -> Duration {
+    let times = (shape.ram_mib() / 4).div_ceil(32).min(16);
+    TELLS * (times as u32 + 2)
 }
 
 fn beside(machine: &Machine, name: &str) -> PathBuf {

@@ -110,6 +110,27 @@ pub fn pid(live: &LiveBox) -> i32 {
     record(live).pid
 }
 
+/// MiB of the memory of its machine that are the box's own.
+pub fn own_mib(live: &LiveBox) -> u64 {
+    let maps = fs::read_to_string(format!("/proc/{}/smaps", pid(live))).expect("QEMU runs");
+    let mut in_ram = false;
+    let mut kib = 0;
+    for line in maps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        match words.next() {
+            Some("Anonymous:") if in_ram => {
+                kib += words
+                    .next()
+                    .and_then(|n| n.parse::<u64>().ok())
+                    .expect("a number");
+            }
+            Some(first) if !first.ends_with(':') => in_ram = line.contains("sandkeep-ram"),
+            _ => {}
+        }
+    }
+    kib >> 10
+}
+
 impl Bench for MicrovmBench {
     fn ward(&self) -> Arc<dyn Ward> {
         self.microvm()
