@@ -12,7 +12,7 @@ use std::{
 use crate::config::DEFAULT_KERNELS;
 
 /// A kernel on the host.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kernel {
     pub image: PathBuf,
     drivers: PathBuf,

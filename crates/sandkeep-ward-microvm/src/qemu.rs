@@ -5,7 +5,7 @@ use crate::{
     kernel::{Kernel, hex},
 };
 use sandkeep_agent_api::machine::OPTION;
-use sandkeep_host::failure::Doing as _;
+use sandkeep_host::{failure::Doing as _, files::replace};
 use sandkeep_model::{Error, Limits, Result};
 use sandkeep_netlink::{BOX_MAC, HOST_V4};
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,11 @@ const MOST_VCPUS: u32 = 8;
 /// What QEMU itself takes: its code, and where it translates code of the machine to.
 const OVERHEAD_MIB: u64 = 256;
 const OVERHEAD_TASKS: u32 = 64;
+
+/// Beside the machines: how fast the counter of the processor was.
+const SPEED: &str = "speed";
+/// A difference of one part in so many is none.
+const SAME_SPEED: u64 = 1000;
 
 /// The disk of a machine, and the empty one that it has until it is given its own.
 pub const DISK: &str = "disk";
@@ -288,6 +293,22 @@ impl Qemu {
         })
     }
 
+    /// Has the speed of the counter be what it was for earlier servers: it is measured, never twice
+    /// the same, and a machine that was written down at another speed is not read.
+    pub fn keep_speed(&mut self, dir: &Path) -> Result<()> {
+        let file = dir.join(SPEED);
+        let before = fs::read_to_string(&file)
+            .ok()
+            .and_then(|text| text.trim().parse::<u64>().ok());
+        match before {
+            Some(before) if before.abs_diff(self.tsc_khz) <= self.tsc_khz / SAME_SPEED => {
+                self.tsc_khz = before;
+                Ok(())
+            }
+            _ => replace(&file, self.tsc_khz.to_string().as_bytes()),
+        }
+    }
+
     /// Everything that must be the same when a machine is read again.
     pub fn build(&self) -> String {
         let shape = Shape {
@@ -496,6 +517,35 @@ mod tests {
             let refused = shape.check_possible(host).unwrap_err();
             assert!(refused.message.contains("can not be"), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_counter_is_as_fast_as_it_was_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = |khz| {
+            let mut qemu = Qemu {
+                program: PathBuf::new(),
+                version: "7".to_owned(),
+                accel: Accel::Tcg,
+                kernel: Kernel::default(),
+                kernel_hash: "0".repeat(12),
+                tsc_khz: khz,
+                spot: Spot::default(),
+            };
+            qemu.keep_speed(dir.path()).unwrap();
+            (qemu.tsc_khz, qemu.build())
+        };
+        let (first, build) = kept(2_445_490);
+        assert_eq!(first, 2_445_490);
+        assert_eq!(
+            kept(2_445_510),
+            (first, build.clone()),
+            "on the other side of a whole number"
+        );
+        let (other, of_other) = kept(3_000_000);
+        assert_eq!(other, 3_000_000);
+        assert_ne!(of_other, build);
+        assert_eq!(kept(3_000_100).0, other);
     }
 
     #[test]

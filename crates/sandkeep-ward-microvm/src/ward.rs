@@ -160,9 +160,13 @@ impl Inner {
             return Ok(Arc::clone(qemu));
         }
         let (program, kernel) = (self.program.clone(), self.kernel.clone());
-        let accel = self.accel();
-        let found =
-            blocking(move || Qemu::look(program.as_deref(), kernel.as_deref(), accel)).await?;
+        let (accel, machines) = (self.accel(), self.machines_dir.clone());
+        let found = blocking(move || {
+            let mut qemu = Qemu::look(program.as_deref(), kernel.as_deref(), accel)?;
+            qemu.keep_speed(&machines)?;
+            Ok(qemu)
+        })
+        .await?;
         let qemu = Arc::new(found);
         *known = Some(Arc::clone(&qemu));
         Ok(qemu)
