@@ -173,7 +173,7 @@ def prepared_starts(count: int) -> None:
             server.stop()
 
 
-def wait_for_warmth(server: Server, limit: float = 30) -> None:
+def wait_for_warmth(server: Server, limit: float = 120) -> None:
     """One that was made by an earlier run is not made again."""
     end = time.monotonic() + limit
     machines = Path(server.state) / "pool" / "machines"
