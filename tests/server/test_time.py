@@ -251,3 +251,22 @@ def test_a_paused_box_uses_no_cpu(box):
     assert mode == "disk" or frozen
     resume(box)
     assert box.exec("pgrep -f 'while :'").ok
+
+
+def test_a_point_is_named_and_removed_by_its_name_if_no_other_has_it(box, snapshot):
+    server = box.server
+    name = "only-" + box.id[:8]
+    first = snapshot(box, memory=False, name=name)
+    assert server.json("GET", f"/v1/points/{name}")["id"] == first["id"]
+    second = snapshot(box, memory=False, name=name)
+    assert server.json("GET", f"/v1/points/{name}")["id"] == second["id"], "the newest"
+    for method, body in (("DELETE", None), ("PATCH", {"tags": ["x"]})):
+        with pytest.raises(Refused) as refused:
+            server.json(method, f"/v1/points/{name}", body)
+        assert refused.value.status == 409 and first["id"] in refused.value.error["hint"], refused.value
+    server.json("DELETE", f"/v1/points/{first['id']}")
+    assert server.json("PATCH", f"/v1/points/{name}", {"tags": ["x"]})["id"] == second["id"]
+    server.json("DELETE", f"/v1/points/{name}")
+    with pytest.raises(Refused) as refused:
+        server.json("DELETE", f"/v1/points/{name}")
+    assert refused.value.status == 404

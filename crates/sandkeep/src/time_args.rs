@@ -141,21 +141,21 @@ pub enum PointsCommand {
     },
     /// Give a point a name; one with a name is never removed by a rule
     Name {
-        /// Id of the point
+        /// Id of the point, or a name that no other has
         point: String,
         /// The name; none takes it away
         name: Option<String>,
     },
     /// Give a point tags, in place of those it has; `keep` keeps it
     Tag {
-        /// Id of the point
+        /// Id of the point, or a name that no other has
         point: String,
         /// The tags; none takes them away
         tags: Vec<String>,
     },
     /// Delete points; what was made from them stays
     Rm {
-        /// Ids of the points
+        /// The points, by id or by a name that no other has
         #[arg(value_name = "POINT", required = true)]
         points: Vec<String>,
     },

@@ -7,7 +7,7 @@ use axum::{
 use http::{StatusCode, request::Parts};
 use sandkeep_keeper::{ForkWish, PauseWish, Place, PointWish, Timeline};
 use sandkeep_model::{
-    Error, Isolation, Pause, PauseMode, Point, PointId, Result, SandboxId, State as BoxState,
+    Isolation, Pause, PauseMode, Point, PointId, Result, SandboxId, State as BoxState,
     TemplateName, Timestamp, point_not_found,
 };
 use serde::{Deserialize, Deserializer, Serialize};
@@ -281,13 +281,14 @@ pub(crate) async fn points(State(state): State<Shared>) -> Result<Json<PointList
 
 /// One point.
 #[utoipa::path(get, path = "/v1/points/{id}", tag = "time", operation_id = "get_point",
-    params(("id" = String, Path, description = "The point")),
+    params(("id" = String, Path, description = "The point, by id or name")),
     responses((status = 200, body = PointView)))]
 pub(crate) async fn point(
     State(state): State<Shared>,
     mut parts: Parts,
 ) -> Result<Json<PointView>, NativeError> {
-    let id: PointId = path_part(&mut parts, &state, "id").await?.parse()?;
+    let id = path_part(&mut parts, &state, "id").await?;
+    let id = called(&state, "id", &id).await?;
     Ok(Json(state.keeper.point(&id).await?.into()))
 }
 
@@ -314,7 +315,7 @@ where
 
 /// Names or tags a point. One with a name or the tag `keep` is never removed by a rule.
 #[utoipa::path(patch, path = "/v1/points/{id}", tag = "time", operation_id = "label_point",
-    params(("id" = String, Path, description = "The point")),
+    params(("id" = String, Path, description = "The point, by id or a name that no other has")),
     request_body = LabelRequest,
     responses((status = 200, body = PointView)))]
 pub(crate) async fn label(
@@ -322,7 +323,8 @@ pub(crate) async fn label(
     request: Request,
 ) -> Result<Json<PointView>, NativeError> {
     let (mut parts, body) = request.into_parts();
-    let id: PointId = path_part(&mut parts, &state, "id").await?.parse()?;
+    let id = path_part(&mut parts, &state, "id").await?;
+    let id = only_called(&state, "id", &id).await?;
     let request = Request::from_parts(parts, body);
     let NativeJson(wish) = NativeJson::<LabelRequest>::from_request(request, &state).await?;
     let point = state.keeper.label_point(&id, wish.name, wish.tags).await?;
@@ -331,13 +333,14 @@ pub(crate) async fn label(
 
 /// Deletes a point; what was made from it stays whole.
 #[utoipa::path(delete, path = "/v1/points/{id}", tag = "time", operation_id = "delete_point",
-    params(("id" = String, Path, description = "The point")),
+    params(("id" = String, Path, description = "The point, by id or a name that no other has")),
     responses((status = 204, description = "It is gone")))]
 pub(crate) async fn delete(
     State(state): State<Shared>,
     mut parts: Parts,
 ) -> Result<StatusCode, NativeError> {
-    let id: PointId = path_part(&mut parts, &state, "id").await?.parse()?;
+    let id = path_part(&mut parts, &state, "id").await?;
+    let id = only_called(&state, "id", &id).await?;
     state.keeper.delete_point(&id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -508,11 +511,17 @@ pub(crate) async fn rollback(
 
 /// A point by its id, or the newest of a name.
 pub(crate) async fn called(state: &Shared, field: &str, text: &str) -> Result<PointId> {
-    match state.keeper.point_called(text).await? {
-        Some(point) => Ok(point.id),
-        None => {
-            let shown: String = text.chars().filter(|c| !c.is_control()).take(64).collect();
-            Err::<PointId, Error>(point_not_found(&shown).field(field))
-        }
-    }
+    found(state.keeper.point_called(text).await?, field, text)
+}
+
+/// A point by its id, or the only one of a name.
+async fn only_called(state: &Shared, field: &str, text: &str) -> Result<PointId> {
+    found(state.keeper.only_point_called(text).await?, field, text)
+}
+
+fn found(point: Option<Point>, field: &str, text: &str) -> Result<PointId> {
+    point.map(|point| point.id).ok_or_else(|| {
+        let shown: String = text.chars().filter(|c| !c.is_control()).take(64).collect();
+        point_not_found(&shown).field(field)
+    })
 }

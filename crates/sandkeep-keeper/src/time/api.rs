@@ -172,6 +172,11 @@ impl Keeper {
         self.core.point_called(text).await
     }
 
+    /// A point by its id or its name, if no other has it.
+    pub async fn only_point_called(&self, text: &str) -> Result<Option<Point>> {
+        self.core.only_point_called(text).await
+    }
+
     /// The point a template name means, if it means one.
     pub async fn point_as_template(&self, name: &TemplateName) -> Result<Option<Point>> {
         self.core.point_as_template(name).await

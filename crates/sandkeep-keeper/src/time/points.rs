@@ -35,6 +35,22 @@ impl Core {
         Ok(self.store.points_named(text).await?.pop())
     }
 
+    /// The same for what can not be undone: a name that several have means none of them.
+    pub async fn only_point_called(&self, text: &str) -> Result<Option<Point>> {
+        if text.parse::<PointId>().is_ok() {
+            return self.point_called(text).await;
+        }
+        let mut named = self.store.points_named(text).await?;
+        if named.len() > 1 {
+            let ids: Vec<_> = named.iter().map(|point| point.id.as_str()).collect();
+            return Err(
+                Error::conflict(format!("{} points are called \"{text}\"", named.len()))
+                    .hint(format!("say which by its id: {}", ids.join(", "))),
+            );
+        }
+        Ok(named.pop())
+    }
+
     /// A point of the name clients of E2B give as a template.
     pub async fn point_as_template(&self, name: &TemplateName) -> Result<Option<Point>> {
         if self.vault.template(name).await?.is_some() {
