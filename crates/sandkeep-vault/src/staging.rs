@@ -14,6 +14,7 @@ use std::{
         unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     },
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -25,6 +26,9 @@ use crate::{
 
 /// Nested subvolumes a box may have left; more than this is an attack on our patience.
 const MAX_NESTED: usize = 100_000;
+/// Engines that outlive their server write some dozens of files.
+const STILL_WRITTEN: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// The directories of a pool. All are closed to everyone but root: whoever could walk
 /// into a box's root would find its set-uid programs.
@@ -93,8 +97,11 @@ impl Layout {
         let mut swept = 0;
         for entry in fs::read_dir(&self.staging).doing_to("reading", &self.staging)? {
             let path = entry.doing_to("reading", &self.staging)?.path();
-            self.remove(&path, quota)?;
-            swept += 1;
+            match self.remove(&path, quota) {
+                Ok(()) => swept += 1,
+                // Nobody uses it; that is no reason not to start.
+                Err(error) => tracing::warn!(%error, "left for the next start"),
+            }
         }
         Ok(swept)
     }
@@ -121,7 +128,7 @@ impl Layout {
                 self.remove_subvolume(&root, quota)?;
             }
         }
-        fs::remove_dir_all(path).doing_to("removing", path)
+        remove_tree(path).doing_to("removing", path)
     }
 
     fn remove_subvolume(&self, path: &Path, quota: &Quota) -> Result<()> {
@@ -311,4 +318,47 @@ pub fn sync_dir(path: &Path) -> Result<()> {
     File::open(path)
         .and_then(|dir| dir.sync_all())
         .doing_to("writing out", path)
+}
+/// Whoever writes into it for a server that was killed may not have ended yet, and add a file while
+/// the others go.
+fn remove_tree(path: &Path) -> io::Result<()> {
+    let until = Instant::now() + STILL_WRITTEN;
+    loop {
+        match fs::remove_dir_all(path) {
+            Err(error)
+                if error.kind() == io::ErrorKind::DirectoryNotEmpty && Instant::now() < until =>
+            {
+                std::thread::sleep(AGAIN);
+            }
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_did_not_start_because_somebody_still_wrote_for_the_last_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let half_made = dir.path().join("half-made");
+        fs::create_dir(&half_made).unwrap();
+        let writer = {
+            let half_made = half_made.clone();
+            std::thread::spawn(move || {
+                let write = |number: &u32| {
+                    std::thread::sleep(Duration::from_millis(1));
+                    fs::write(half_made.join(number.to_string()), "x").is_ok()
+                };
+                (0..200).take_while(write).count()
+            })
+        };
+        while !half_made.join("20").exists() {
+            std::thread::yield_now();
+        }
+        remove_tree(&half_made).unwrap();
+        assert!(writer.join().unwrap() > 20);
+        assert!(!half_made.exists());
+    }
 }
