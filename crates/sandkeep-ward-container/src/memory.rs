@@ -151,13 +151,18 @@ impl Inner {
         let box_dir = self.box_dir(id);
         let saved = self.launcher.save(job, &directory, writing).await;
         blocking(move || {
-            if saved.is_ok() {
-                writing::done(&box_dir)?;
-            } else {
-                // Who was to write it may have been killed, and CRIU goes on.
-                writing::wait(&box_dir, &live.record.cgroups, writing::DEADLINE)?;
+            match saved {
+                // CRIU has ended: whatever of it lingers is not waited for.
+                Ok(answer) => {
+                    writing::done(&box_dir)?;
+                    answer
+                }
+                // Who was to write it was killed, and CRIU may go on.
+                Err(silence) => {
+                    writing::wait(&box_dir, &live.record.cgroups, writing::DEADLINE)?;
+                    Err(silence)
+                }
             }
-            saved
         })
         .await
     }
