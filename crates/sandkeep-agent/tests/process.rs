@@ -7,6 +7,7 @@ use common::{Agent, Next, basic, shell};
 use sandkeep_agent_api::Code;
 use sandkeep_agent_api::process::ProcessEvent;
 use serde_json::json;
+use std::os::unix::fs::PermissionsExt as _;
 
 #[tokio::test]
 async fn output_and_a_clean_end_are_streamed() {
@@ -72,8 +73,10 @@ async fn a_process_runs_as_its_user_with_its_groups() {
         format!("nobody\n65534\n{groups}nobody nobody\n0022\n")
     );
     assert_eq!(outcome.stderr, b"seen\n", "a user owns its own output");
-    let denied = json!({"process": {"cmd": "true", "cwd": "/root"}});
-    // What the user may not enter it cannot start in (root's home is closed on every system).
+    // What the user may not enter it cannot start in.
+    let closed = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(closed.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let denied = json!({"process": {"cmd": "true", "cwd": closed.path()}});
     assert_eq!(
         agent.refused(&user, denied).await.code,
         Code::InvalidArgument

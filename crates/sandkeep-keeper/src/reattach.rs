@@ -50,6 +50,10 @@ impl Core {
 
     /// Gives the box back when it has to be tried again.
     async fn attach_again(&self, entry: Arc<Entry>) -> Option<Arc<Entry>> {
+        // Gets it when it goes on, which may take long; nobody is to wait for that.
+        if entry.state() == State::Pausing {
+            return None;
+        }
         // Whoever ends it or gives it another policy meanwhile was first, or waits for us.
         let turn = entry.turn.lock().await;
         // One that rests gets its moat when it wakes.

@@ -34,7 +34,7 @@ impl<K: Kind> Roster<K> {
             if self.starting.contains(&id) {
                 used.insert(id.to_string());
             } else if !known.contains(&id) {
-                add(&mut total, &self.clear_unheld(&id).await?);
+                total += self.clear_unheld(&id).await?;
             }
         }
         // Cgroups are named after their boxes; these have lost theirs.
@@ -44,13 +44,13 @@ impl<K: Kind> Roster<K> {
             let mut swept = Swept::default();
             for name in tree.children() {
                 if !used.contains(&name) && !spared(&name) {
-                    add(&mut swept, &clear_cgroups(&tree.child(&name))?);
+                    swept += clear_cgroups(&tree.child(&name))?;
                 }
             }
             Ok(swept)
         })
         .await?;
-        add(&mut total, &lost);
+        total += lost;
         Ok(total)
     }
 
@@ -109,15 +109,10 @@ fn clear_half(cgroups: &Cgroups, directory: &Path) -> Result<Swept> {
 }
 
 fn clear_cgroups(cgroups: &Cgroups) -> Result<Swept> {
+    let (processes, cgroups) = cgroups.clear(END_DEADLINE)?;
     Ok(Swept {
-        processes: cgroups.kill_all(),
-        cgroups: cgroups.remove(END_DEADLINE)?,
+        processes,
+        cgroups,
         files: 0,
     })
-}
-
-fn add(total: &mut Swept, more: &Swept) {
-    total.processes += more.processes;
-    total.cgroups += more.cgroups;
-    total.files += more.files;
 }

@@ -14,7 +14,6 @@ use std::{
         unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     },
     path::{Path, PathBuf},
-    time::{Duration, Instant},
 };
 
 use crate::{
@@ -26,9 +25,6 @@ use crate::{
 
 /// Nested subvolumes a box may have left; more than this is an attack on our patience.
 const MAX_NESTED: usize = 100_000;
-/// Engines that outlive their server write some dozens of files.
-const STILL_WRITTEN: Duration = Duration::from_secs(5);
-const AGAIN: Duration = Duration::from_millis(5);
 
 /// The directories of a pool. All are closed to everyone but root: whoever could walk
 /// into a box's root would find its set-uid programs.
@@ -92,18 +88,24 @@ impl Layout {
         self.staging.join(random_token(16))
     }
 
-    /// Takes away what a crash left half-made.
-    pub fn sweep(&self, quota: &Quota) -> Result<usize> {
-        let mut swept = 0;
-        for entry in fs::read_dir(&self.staging).doing_to("reading", &self.staging)? {
-            let path = entry.doing_to("reading", &self.staging)?.path();
-            match self.remove(&path, quota) {
-                Ok(()) => swept += 1,
-                // Nobody uses it; that is no reason not to start.
-                Err(error) => tracing::warn!(%error, "left for the next start"),
+    /// What is there; right after a start, all that a crash left half-made.
+    pub fn half_made(&self) -> Result<Vec<PathBuf>> {
+        fs::read_dir(&self.staging)
+            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
+            .doing_to("reading", &self.staging)
+    }
+
+    /// Takes these away, and gives those that could not be: whoever writes into one for a server
+    /// that was killed may not have ended yet, and add a file while the others go.
+    pub fn sweep(&self, half_made: Vec<PathBuf>, quota: &Quota) -> Vec<PathBuf> {
+        let remains = |path: &PathBuf| match self.remove(path, quota) {
+            Ok(()) => false,
+            Err(error) => {
+                tracing::warn!(%error, "left for the next upkeep");
+                true
             }
-        }
-        Ok(swept)
+        };
+        half_made.into_iter().filter(remains).collect()
     }
 
     /// Removes a subvolume, a directory that may hold subvolumes, or a file.
@@ -128,7 +130,7 @@ impl Layout {
                 self.remove_subvolume(&root, quota)?;
             }
         }
-        remove_tree(path).doing_to("removing", path)
+        fs::remove_dir_all(path).doing_to("removing", path)
     }
 
     fn remove_subvolume(&self, path: &Path, quota: &Quota) -> Result<()> {
@@ -319,46 +321,31 @@ pub fn sync_dir(path: &Path) -> Result<()> {
         .and_then(|dir| dir.sync_all())
         .doing_to("writing out", path)
 }
-/// Whoever writes into it for a server that was killed may not have ended yet, and add a file while
-/// the others go.
-fn remove_tree(path: &Path) -> io::Result<()> {
-    let until = Instant::now() + STILL_WRITTEN;
-    loop {
-        match fs::remove_dir_all(path) {
-            Err(error)
-                if error.kind() == io::ErrorKind::DirectoryNotEmpty && Instant::now() < until =>
-            {
-                std::thread::sleep(AGAIN);
-            }
-            other => return other,
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
     #[test]
     fn a_server_did_not_start_because_somebody_still_wrote_for_the_last_one() {
         let dir = tempfile::tempdir().unwrap();
-        let half_made = dir.path().join("half-made");
-        fs::create_dir(&half_made).unwrap();
-        let writer = {
-            let half_made = half_made.clone();
-            std::thread::spawn(move || {
-                let write = |number: &u32| {
-                    std::thread::sleep(Duration::from_millis(1));
-                    fs::write(half_made.join(number.to_string()), "x").is_ok()
-                };
-                (0..200).take_while(write).count()
-            })
-        };
-        while !half_made.join("20").exists() {
-            std::thread::yield_now();
+        let layout = Layout::prepare(dir.path()).unwrap();
+        let quota = Quota::none();
+        let (written, over) = (layout.staged_path(), layout.staged_path());
+        for path in [&written, &over] {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join("image"), "half").unwrap();
         }
-        remove_tree(&half_made).unwrap();
-        assert!(writer.join().unwrap() > 20);
-        assert!(!half_made.exists());
+        // It can not go as long as somebody uses it.
+        let used = written.join("used");
+        fs::create_dir(&used).unwrap();
+        mount("none", &used, "tmpfs", MountFlags::empty(), None).unwrap();
+        let left = layout.sweep(layout.half_made().unwrap(), &quota);
+        assert_eq!(left, std::slice::from_ref(&written));
+        assert!(!over.exists(), "the others go");
+        unmount(&used, UnmountFlags::empty()).unwrap();
+        assert!(layout.sweep(left, &quota).is_empty());
+        assert!(layout.half_made().unwrap().is_empty());
     }
 }

@@ -6,7 +6,7 @@ use std::{
     io::Read,
     os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use crate::{
@@ -54,6 +54,8 @@ pub struct Inner {
     pub spares: Spares,
     pub verified: Verified,
     pub disk_reader: Option<DiskReader>,
+    /// What an earlier run left half-made and could not be removed yet.
+    half_made: Mutex<Vec<PathBuf>>,
     _locks: Vec<Lock>,
 }
 
@@ -86,10 +88,15 @@ impl Inner {
         };
         let layout = Layout::prepare(&pool.root)?;
         let verified = Verified::on(&pool.root);
-        let swept = layout.sweep(&quota)?;
-        if swept > 0 {
-            tracing::info!(swept, "half-made things of an earlier run removed");
+        let half_made = layout.half_made()?;
+        if !half_made.is_empty() {
+            tracing::info!(
+                count = half_made.len(),
+                "removing half-made things of an earlier run"
+            );
         }
+        // Nobody uses what remains; that is no reason not to start.
+        let half_made = Mutex::new(layout.sweep(half_made, &quota));
         Ok(Self {
             pool,
             layout,
@@ -98,6 +105,7 @@ impl Inner {
             disk_reader: config.disk_reader.clone(),
             spares: Spares::default(),
             verified,
+            half_made,
             _locks: locks,
         })
     }
@@ -108,8 +116,21 @@ impl Inner {
         let Err(error) = self.pool.check_room() else {
             return Ok(());
         };
-        let freeing = self.layout.tidy(&self.quota)?.groups_waiting > 0;
+        let freeing = self.tidy()?.groups_waiting > 0;
         Err(error.retryable(freeing))
+    }
+
+    /// Finishes what could not be finished before.
+    fn tidy(&self) -> Result<Tidied> {
+        let mut half_made = self
+            .half_made
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *half_made = self
+            .layout
+            .sweep(std::mem::take(&mut half_made), &self.quota);
+        drop(half_made);
+        self.layout.tidy(&self.quota)
     }
 
     /// Brings everything written so far to the disk.
@@ -296,9 +317,10 @@ impl Vault {
         self.run(disk::list).await
     }
 
-    /// Upkeep to be done now and then: quota groups of disks the kernel has freed.
+    /// Upkeep to be done now and then: quota groups of disks the kernel has freed, half-made
+    /// things that could not be removed.
     pub async fn tidy(&self) -> Result<Tidied> {
-        self.run(|vault| vault.layout.tidy(&vault.quota)).await
+        self.run(Inner::tidy).await
     }
 
     /// Unmounts a pool file if nothing uses it. A server that stops does not call this:

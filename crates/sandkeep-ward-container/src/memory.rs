@@ -5,7 +5,7 @@ use crate::{
     launcher::protocol::{self, Restore, Save, Start},
     live::Live,
     start::AGENT,
-    ward::{FREEZE_DEADLINE, Inner},
+    ward::{CGROUP_DEADLINE, FREEZE_DEADLINE, Inner},
     writing,
 };
 use sandkeep_host::{
@@ -150,21 +150,24 @@ impl Inner {
         };
         let box_dir = self.box_dir(id);
         let saved = self.launcher.save(job, &directory, writing).await;
-        blocking(move || {
-            match saved {
-                // CRIU has ended: whatever of it lingers is not waited for.
-                Ok(answer) => {
-                    writing::done(&box_dir)?;
-                    answer
-                }
-                // Who was to write it was killed, and CRIU may go on.
-                Err(silence) => {
-                    writing::wait(&box_dir, &live.record.cgroups, writing::DEADLINE)?;
-                    Err(silence)
-                }
+        // Who was to write it may have been killed, and CRIU goes on.
+        writing::wait(&box_dir, &live.record.cgroups, writing::DEADLINE).await?;
+        saved
+    }
+
+    /// What a launcher of an earlier server left in the box is gone when this returns, and so is
+    /// what was left of it beside the box.
+    pub(crate) async fn released(&self, id: &SandboxId) -> Result<()> {
+        let live = self.must_hold(id)?;
+        let cgroups = &live.record.cgroups;
+        let writers = writing::wait(&self.box_dir(id), cgroups, writing::DEADLINE).await?;
+        match writers.cgroups() {
+            Some(name) if !self.is_of_our_launcher(name) => {
+                let left = self.tree.child(name);
+                blocking(move || Ok(left.clear(CGROUP_DEADLINE).map(drop)?)).await
             }
-        })
-        .await
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,15 +1,17 @@
 //! Clearing away what belongs to no box that anybody knows.
 
-use crate::{record::Note, ward::Inner};
+use crate::{
+    record::Note,
+    ward::{CGROUP_DEADLINE, Inner},
+    writing::Writers,
+};
 use sandkeep_host::{
     files::box_dirs,
     work::{blocking, lock},
 };
-use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_model::{Result, SandboxId};
 use sandkeep_ward::Swept;
-use std::{collections::HashSet, time::Duration};
-
-const CGROUP_DEADLINE: Duration = Duration::from_secs(5);
+use std::collections::HashSet;
 
 impl Inner {
     pub(crate) async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {
@@ -28,16 +30,13 @@ impl Inner {
             if making || known.contains(&id) {
                 let record = Note::read(&directory).and_then(|note| note.record);
                 spared.extend(record.and_then(|record| record.cgroups.name().map(str::to_owned)));
+                // Who still writes it must not be ended in the middle.
+                spared.extend(Writers::of(&directory).cgroups().map(str::to_owned));
                 continue;
             }
-            let swept = self.clear_unheld(&id).await?;
-            total.processes += swept.processes;
-            total.cgroups += swept.cgroups;
-            total.files += swept.files;
+            total += self.clear_unheld(&id).await?;
         }
-        let cgroups = self.sweep_cgroups(spared).await?;
-        total.processes += cgroups.processes;
-        total.cgroups += cgroups.cgroups;
+        total += self.sweep_cgroups(spared).await?;
         Ok(total)
     }
 
@@ -48,21 +47,27 @@ impl Inner {
                 .values()
                 .filter_map(|held| held.live.record.cgroups.name().map(str::to_owned)),
         );
-        // Those of the present launcher are its spares, or boxes that are being made.
-        let ours = format!("{}-", self.launcher.tag());
-        let tree = self.tree.clone();
+        let children = self.tree.children();
+        let leftovers: Vec<_> = children
+            .into_iter()
+            .filter(|name| !spared.contains(name) && !self.is_of_our_launcher(name))
+            .map(|name| self.tree.child(&name))
+            .collect();
         blocking(move || {
             let mut swept = Swept::default();
-            for name in tree.children() {
-                if spared.contains(&name) || name.starts_with(&ours) {
-                    continue;
-                }
-                let leftover = tree.child(&name);
-                swept.processes += leftover.kill_all();
-                swept.cgroups += leftover.remove(CGROUP_DEADLINE).map_err(Error::from)?;
+            for leftover in leftovers {
+                let (processes, cgroups) = leftover.clear(CGROUP_DEADLINE)?;
+                swept.processes += processes;
+                swept.cgroups += cgroups;
             }
             Ok(swept)
         })
         .await
+    }
+
+    /// Cgroups of the present launcher are its spares, or boxes that are being made.
+    pub(crate) fn is_of_our_launcher(&self, name: &str) -> bool {
+        name.strip_prefix(self.launcher.tag())
+            .is_some_and(|rest| rest.starts_with('-'))
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     live::{self, Live},
     record::{Note, Record},
     slots::{Slot, Slots},
-    tmpfs, watch, writing,
+    tmpfs, watch,
 };
 use async_trait::async_trait;
 use sandkeep_host::{
@@ -41,7 +41,7 @@ use tokio::{
 const SPARES: usize = 4;
 /// Events that nobody has taken yet; more wait in the tasks that have them.
 const EVENTS: usize = 1024;
-const CGROUP_DEADLINE: Duration = Duration::from_secs(5);
+pub const CGROUP_DEADLINE: Duration = Duration::from_secs(5);
 pub const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -187,10 +187,6 @@ impl Inner {
             self.clear_record(&found.id, record).await?;
             return Ok(Adoption::Gone);
         };
-        {
-            let (box_dir, cgroups) = (self.box_dir(&found.id), record.cgroups.clone());
-            blocking(move || Ok(writing::wait(&box_dir, &cgroups, writing::DEADLINE)?)).await?;
-        }
         let slot = lock(&self.reserved)
             .remove(&found.id)
             .filter(|slot| slot.number() == record.slot)
@@ -283,6 +279,10 @@ impl Ward for ContainerWard {
 
     async fn adopt(&self, live: &LiveBox) -> Result<Adoption> {
         self.inner.adopt(live).await
+    }
+
+    async fn released(&self, id: &SandboxId) -> Result<()> {
+        self.inner.released(id).await
     }
 
     async fn connect(&self, id: &SandboxId) -> Result<Channel> {

@@ -43,6 +43,14 @@ pub struct Swept {
     pub files: usize,
 }
 
+impl std::ops::AddAssign for Swept {
+    fn add_assign(&mut self, more: Self) {
+        self.processes += more.processes;
+        self.cgroups += more.cgroups;
+        self.files += more.files;
+    }
+}
+
 /// What writes the memory of boxes to disk, down to its build: an image is only given back
 /// to the engine that wrote it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -124,8 +132,14 @@ pub trait Ward: Send + Sync + 'static {
     /// On error nothing of the box is left behind.
     async fn start(&self, spec: BoxSpec) -> Result<LiveBox>;
 
-    /// Finds a box again after the server was restarted.
+    /// Finds a box again after the server was restarted. Does not wait for anybody.
     async fn adopt(&self, live: &LiveBox) -> Result<Adoption>;
+
+    /// Waits until nobody has his hands in an adopted box any more who was [saving](Ward::save) it
+    /// for a server that has died: it must not go on before. Ending it is always possible.
+    async fn released(&self, _id: &SandboxId) -> Result<()> {
+        Ok(())
+    }
 
     /// A fresh connection to the box's agent.
     async fn connect(&self, id: &SandboxId) -> Result<Channel>;

@@ -321,6 +321,12 @@ impl Cgroups {
         pids.len()
     }
 
+    /// Kills everything in them and removes them; says how many processes and cgroups that were.
+    pub fn clear(&self, deadline: Duration) -> Result<(usize, usize), Failure> {
+        let processes = self.kill_all();
+        Ok((processes, self.remove(deadline)?))
+    }
+
     /// Removes them. The last process may still be on its way out, so this waits a little.
     pub fn remove(&self, deadline: Duration) -> Result<usize, Failure> {
         let until = Instant::now() + deadline;

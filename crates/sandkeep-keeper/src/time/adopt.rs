@@ -1,12 +1,15 @@
 //! Boxes that were resting, or on their way there or back, when the server died.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use sandkeep_model::{Pause, PauseMode, Result, State};
 use sandkeep_store::{TimeStep, WardNote};
 use sandkeep_ward::{Adoption, LiveBox};
 
 use crate::{core::Core, registry::Entry};
+
+/// Writing a box takes a second or two.
+const UNPAUSED: Duration = Duration::from_secs(2);
 
 /// What a ward has of a box that rests.
 pub enum Rest {
@@ -17,10 +20,33 @@ pub enum Rest {
 }
 
 impl Core {
-    /// A `pausing` box that lives goes on.
+    /// A `pausing` box that lives goes on, as soon as nobody writes it any more. Who does takes
+    /// longer only if something is wrong: then the others do not wait for it, and whoever wants
+    /// something of the box waits for its turn.
     pub async fn unpause(&self, entry: &Arc<Entry>) {
-        let _turn = entry.turn.lock().await;
-        self.go_on(entry).await;
+        let Some(core) = self.me.upgrade() else {
+            return;
+        };
+        let entry = Arc::clone(entry);
+        let going_on = self.tasks.spawn(async move {
+            let _turn = entry.turn.lock().await;
+            let released = entry.ward.released(&entry.id);
+            // A server that ends leaves it to the next one.
+            let Some(released) = core.closing.run_until_cancelled(released).await else {
+                return;
+            };
+            if let Err(error) = released {
+                tracing::error!(id = %entry.id, %error, "somebody still writes an adopted box");
+            }
+            core.go_on(&entry).await;
+            // What was being written was half-made when this server looked for such things.
+            if let Err(error) = core.vault.tidy().await {
+                tracing::warn!(%error, "tidying the vault");
+            }
+        });
+        if tokio::time::timeout(UNPAUSED, going_on).await.is_err() {
+            tracing::warn!("a box of an earlier run is still being written; the others go on");
+        }
     }
 
     /// A `paused` or `resuming` box rests; says how.

@@ -27,8 +27,6 @@ const START_DEADLINE: Duration = Duration::from_secs(20);
 /// With memory; the worker gives up before.
 const MEMORY_DEADLINE: Duration = Duration::from_secs(330);
 
-const SAVING: &str = "writing the box to disk";
-
 #[derive(Debug)]
 pub struct Launcher {
     program: PathBuf,
@@ -138,19 +136,14 @@ impl Launcher {
         }
     }
 
-    /// Writes a frozen box; the inner result is what was answered. `writing` is given away: whoever writes has it as long as it does.
-    pub async fn save(
-        &self,
-        job: Save,
-        directory: &OwnedFd,
-        writing: OwnedFd,
-    ) -> Result<Result<()>> {
+    /// Writes a frozen box. `writing` is given away: whoever writes has it as long as it does, which
+    /// may be longer than this takes when it fails.
+    pub async fn save(&self, job: Save, directory: &OwnedFd, writing: OwnedFd) -> Result<()> {
         let bytes = protocol::encode(&Job::Save(job)).doing("encoding the job")?;
         let beside = [directory.as_fd(), writing.as_fd()];
         match self.attempt(&bytes, &beside, MEMORY_DEADLINE).await? {
-            Outcome::Answered(Answer::Saved, _) => Ok(Ok(())),
-            answered @ Outcome::Answered(..) => Ok(Err(nothing(SAVING, answered))),
-            silence @ Outcome::Silence => Err(nothing(SAVING, silence)),
+            Outcome::Answered(Answer::Saved, _) => Ok(()),
+            other => Err(nothing("writing the box to disk", other)),
         }
     }
 

@@ -225,7 +225,7 @@ fn run(
         Mode::empty(),
     )
     .doing("listening to CRIU")?;
-    let mut criu = Run::start(&job.criu, words)?;
+    let mut criu = Run::start(&job.criu, words, None)?;
     let mut found = None;
     let beside = Beside {
         caller: place.reply.as_fd(),

@@ -6,7 +6,7 @@
 use super::protocol::Criu;
 use crate::{
     failure::{Doing, Failure},
-    sys,
+    sys, writing,
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -17,7 +17,10 @@ use rustix::{
 use std::{
     ffi::OsString,
     fs, io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt as _,
+    },
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -124,8 +127,21 @@ pub enum Seen {
 }
 
 impl Run {
-    pub fn start(criu: &Criu, words: &[OsString]) -> Result<Self, Failure> {
-        let mut child = Command::new(&criu.program)
+    /// `writing` is the lock of whoever writes a box.
+    pub fn start(
+        criu: &Criu,
+        words: &[OsString],
+        writing: Option<&OwnedFd>,
+    ) -> Result<Self, Failure> {
+        let doing = format!("running {}", criu.program.display());
+        let mut command = Command::new(&criu.program);
+        if let Some(writing) = writing {
+            let writing = writing.try_clone().doing(&doing)?;
+            // SAFETY: this process has one thread, so what runs between fork and exec may do
+            // whatever other code may.
+            unsafe { command.pre_exec(move || writing::note_criu(&writing)) };
+        }
+        let mut child = command
             .args(words)
             .args(["--no-default-config", "--log-file", LOG, "-v2"])
             .args(["--work-dir", "/run", "--images-dir", IMAGE])
@@ -143,7 +159,7 @@ impl Run {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .doing(format_args!("running {}", criu.program.display()))?;
+            .doing(doing)?;
         let pidfd = i32::try_from(child.id())
             .ok()
             .and_then(Pid::from_raw)

@@ -5,7 +5,11 @@ use super::{
     room::{self, Run, Seen},
     table, words,
 };
-use crate::failure::{Doing, Failure};
+use crate::{
+    cgroup::Cgroups,
+    failure::{Doing, Failure},
+    writing,
+};
 use rustix::io::FdFlags;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::{
@@ -38,13 +42,16 @@ impl From<Failure> for NotSaved {
 }
 
 /// The box is there and frozen when this returns, whatever came of it. Done to the end even if
-/// nobody waits for it any more; `writing` tells others for how long.
-pub fn save(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
+/// nobody waits for it any more; `writing` tells others for how long. `here` are the cgroups of
+/// this process.
+pub fn save(job: &protocol::Save, here: &Cgroups, writing: &OwnedFd) -> Result<(), NotSaved> {
+    writing::note_worker(writing, here)?;
     // CRIU gets it, too: should we be killed, it goes on.
     rustix::io::fcntl_setfd(writing, FdFlags::empty()).doing("handing the lock to CRIU")?;
-    let outcome = write(job);
+    let outcome = write(job, writing);
     if outcome.is_err() {
-        // CRIU does this itself, unless somebody killed it.
+        // CRIU does both itself, unless somebody killed it.
+        writing::end_others(writing)?;
         repair::end(&job.cgroups.processes())?;
     }
     // It puts the box to sleep again just before it lets go, but does not wait for it.
@@ -52,7 +59,7 @@ pub fn save(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
     outcome
 }
 
-fn write(job: &protocol::Save) -> Result<(), NotSaved> {
+fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
     let image = mounts::detached(rustix::fs::CWD, &job.image).doing("opening the image")?;
     let network = fs::File::open(format!("/proc/{}/ns/net", job.pid))
         .doing("opening the network namespace of the box")?;
@@ -61,7 +68,7 @@ fn write(job: &protocol::Save) -> Result<(), NotSaved> {
     // From inside, the network of the box is the host's business and no part of the image.
     move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
         .doing("entering the network namespace of the box")?;
-    let mut run = Run::start(&job.criu, &words_for(job)?)?;
+    let mut run = Run::start(&job.criu, &words_for(job)?, Some(writing))?;
     let status = match run.wait(None)? {
         Seen::Ended(status) => status,
         Seen::Asked | Seen::GiveUp => {

@@ -132,7 +132,7 @@ fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet, la
                 .doing("reading the job")
                 .map_err(NotSaved::from)
                 // Free before anybody is told that it is.
-                .and_then(|writing| save::save(&job, &writing));
+                .and_then(|writing| save::save(&job, cgroups, &writing));
             leave(setup, cgroups);
             done(launcher);
             return answer_save(&reply, saved);
