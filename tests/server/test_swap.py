@@ -8,26 +8,10 @@ from pathlib import Path
 import pytest
 from boxkit import Box
 from sandkeep_server import state_dir
+from tiny import holding
 
 MIB = 1 << 20
 SIZE = 150
-
-# Holds memory nobody can guess, and a message queue, which CRIU does not write.
-HOLD = f"""
-import ctypes, hashlib, os, signal, sys
-attributes = (ctypes.c_long * 8)(0, 4, 64)
-assert ctypes.CDLL(None).mq_open(b"/held", os.O_CREAT | os.O_RDWR, 0o600, attributes) >= 0
-held = bytearray({SIZE} * {MIB})
-for at in range(0, len(held), {MIB}):
-    held[at : at + {MIB}] = os.urandom({MIB})
-def tell(*_):
-    with open("/root/sum", "w") as out:
-        out.write(hashlib.sha256(held).hexdigest())
-signal.signal(signal.SIGUSR1, tell)
-tell()
-while True:
-    signal.pause()
-"""
 
 
 @pytest.fixture
@@ -82,7 +66,7 @@ def holds(proc, marker):
 def test_a_frozen_box_goes_to_swap_and_is_whole_when_it_wakes(server, swap):
     marker = f"/root/hold-{secrets.token_hex(6)}.py"
     with Box(server, isolation="container", limits={"memory_mib": 256}, timeout_seconds=600) as box:
-        box.write(marker, HOLD.encode(), user="root")
+        box.write(marker, holding(SIZE).encode(), user="root")
         ran = box.root(f"nohup python3 {marker} >/root/out 2>&1 & until [ -s /root/sum ]; do sleep 0.1; done; cat /root/sum")
         before = ran.out
         assert len(before) == 64, ran

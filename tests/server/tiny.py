@@ -102,6 +102,26 @@ nohup bash -c 'n=0; while read -r _ < /run/ask; do n=$((n+1)); echo $n > /run/an
 ASK = "timeout 60 bash -c 'echo x > /run/ask; cat /run/answer'"
 
 
+def holding(mib: int) -> str:
+    """A program with so much memory that nobody can guess, whose sum it writes down when it is told
+    to, and a message queue, which CRIU does not write."""
+    return f"""
+import ctypes, hashlib, os, signal
+attributes = (ctypes.c_long * 8)(0, 4, 64)
+assert ctypes.CDLL(None).mq_open(b"/held", os.O_CREAT | os.O_RDWR, 0o600, attributes) >= 0
+held = bytearray({mib} << 20)
+for at in range(0, len(held), 1 << 20):
+    held[at : at + (1 << 20)] = os.urandom(1 << 20)
+def tell(*_):
+    with open("/root/sum", "w") as out:
+        out.write(hashlib.sha256(held).hexdigest())
+signal.signal(signal.SIGUSR1, tell)
+tell()
+while True:
+    signal.pause()
+"""
+
+
 def memory_levels(server: Server) -> list[str]:
     """The levels that write memory to disk here."""
     from boxkit import Box

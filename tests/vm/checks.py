@@ -23,7 +23,7 @@ sys.path[:0] = ["/opt/vm", "/opt/vm/server"]
 from boxkit import Box  # noqa: E402
 import sandkeep_server  # noqa: E402
 from sandkeep_server import Server  # noqa: E402
-from tiny import ASK, COUNTER  # noqa: E402
+from tiny import ASK, COUNTER, holding  # noqa: E402
 
 BIN = "/usr/local/bin/sandkeep"
 STATE = Path("/var/lib/sandkeep")
@@ -221,22 +221,6 @@ def to_disk(server):
         server.json("DELETE", f"/v1/points/{point['id']}")
 
 
-# CRIU does not write message queues, so whoever has one stays in memory.
-HOLD = """
-import ctypes, hashlib, os, signal
-attributes = (ctypes.c_long * 8)(0, 4, 64)
-assert ctypes.CDLL(None).mq_open(b"/held", os.O_CREAT | os.O_RDWR, 0o600, attributes) >= 0
-held = os.urandom(60 << 20)
-def tell(*_):
-    with open("/root/sum", "w") as out:
-        out.write(hashlib.sha256(held).hexdigest())
-signal.signal(signal.SIGUSR1, tell)
-tell()
-while True:
-    signal.pause()
-"""
-
-
 def to_swap(server):
     swap = Path("/var/swap")
     ran("dd", "if=/dev/zero", f"of={swap}", "bs=1M", "count=256", "status=none")
@@ -245,7 +229,7 @@ def to_swap(server):
     ran("swapon", str(swap))
     try:
         with box_of(server, limits={"memory_mib": 200}) as box:
-            box.root(["sh", "-c", f"cat > /root/hold.py <<'END'\n{HOLD}\nEND\nnohup python3 /root/hold.py >/dev/null 2>&1 &"])
+            box.root(["sh", "-c", f"cat > /root/hold.py <<'END'\n{holding(60)}\nEND\nnohup python3 /root/hold.py >/dev/null 2>&1 &"])
             first = eventually("memory is held", lambda: box.root("cat /root/sum 2>/dev/null").out)
             group = cgroup_of_box(box)
             before = int((group / "memory.current").read_text())

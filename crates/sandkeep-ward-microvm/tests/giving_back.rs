@@ -6,7 +6,7 @@ mod common;
 use rustix::fs::{SealFlags, fcntl_get_seals};
 use sandkeep_ward::{
     LiveBox, Ward,
-    conformance::{Bench as _, MemoryBench as _, run},
+    conformance::{Bench as _, run},
 };
 use std::{
     fs::{self, File},
@@ -142,11 +142,7 @@ async fn freed_memory_goes_back_and_used_memory_stays() {
 
     // Written down, copied twice (the second shares what the first got for itself), stopped and
     // going on: everything in use is there.
-    ward.freeze(&live.id).await.expect("it is frozen");
-    let image = bench.directory();
-    ward.save(&live.id, &image).await.expect("it is written");
-    let copies = [bench.copy_of(&root), bench.copy_of(&root)];
-    ward.thaw(&live.id).await.expect("it goes on");
+    let (image, copies) = bench.written::<2>(ward, &live.id, &root).await;
     assert_eq!(told(ward, &live, SUMS).await, sums);
     let mut all = vec![neighbour, live];
     for copy in copies {

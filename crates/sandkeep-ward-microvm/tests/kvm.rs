@@ -6,7 +6,7 @@ mod common;
 
 use sandkeep_ward::{
     Ward as _,
-    conformance::{Bench as _, MemoryBench as _, run},
+    conformance::{Bench as _, run},
 };
 use sandkeep_ward_microvm::Accel;
 
@@ -39,11 +39,9 @@ async fn a_box_runs_on_kvm_where_there_is_kvm() {
         .expect("the box starts");
     let output = run(ward.as_ref(), &live.id, "cat /proc/cpuinfo").await;
     assert!(output.stdout.contains("hypervisor"), "{output:?}");
-    ward.freeze(&live.id).await.expect("it is frozen");
-    let image = bench.directory();
-    ward.save(&live.id, &image).await.expect("it is written");
-    let copy = bench.copy_of(&bench.lab.last_root());
-    ward.thaw(&live.id).await.expect("it goes on");
+    let (image, [copy]) = bench
+        .written(ward.as_ref(), &live.id, &bench.lab.last_root())
+        .await;
     let copy = ward.restore(common::spec(copy), &image).await;
     let copy = copy.expect("a copy starts");
     assert!(run(ward.as_ref(), &copy.id, "true").await.success());

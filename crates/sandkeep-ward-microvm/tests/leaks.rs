@@ -4,7 +4,7 @@ mod common;
 
 use sandkeep_ward::{
     Ward,
-    conformance::{Bench as _, MemoryBench as _, run},
+    conformance::{Bench as _, run},
 };
 use std::{collections::BTreeSet, fs, process::Command};
 
@@ -121,11 +121,7 @@ async fn cycle(bench: &common::MicrovmBench, ward: &dyn Ward) {
     let live = ward.start(spec).await.expect("the box starts");
     let output = run(ward, &live.id, "echo here > /run/note; cat /run/note").await;
     assert_eq!(output.stdout, "here\n", "{output:?}");
-    ward.freeze(&live.id).await.expect("it is frozen");
-    let image = bench.directory();
-    ward.save(&live.id, &image).await.expect("it is written");
-    let copy = bench.copy_of(&root);
-    ward.thaw(&live.id).await.expect("it goes on");
+    let (image, [copy]) = bench.written(ward, &live.id, &root).await;
     let fork = ward.restore(common::spec(copy), &image).await;
     let fork = fork.expect("the copy starts");
     let output = run(ward, &fork.id, "cat /run/note").await;

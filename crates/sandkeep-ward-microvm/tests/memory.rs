@@ -6,7 +6,7 @@ mod common;
 use sandkeep_model::{Code, Limits};
 use sandkeep_ward::{
     Adoption, BoxSpec, LiveBox, Ward,
-    conformance::{Bench as _, MemoryBench as _, run},
+    conformance::{Bench as _, run},
 };
 use std::collections::HashSet;
 
@@ -57,11 +57,7 @@ async fn copies_of_a_busy_machine_go_on_and_so_does_it() {
     begin(ward.as_ref(), &live).await;
     assert_eq!(ask(ward.as_ref(), &live).await.0, "1 still open True");
 
-    ward.freeze(&live.id).await.expect("it is frozen");
-    let image = bench.directory();
-    ward.save(&live.id, &image).await.expect("it is written");
-    let copies: Vec<_> = (0..3).map(|_| bench.copy_of(&root)).collect();
-    ward.thaw(&live.id).await.expect("it goes on");
+    let (image, copies) = bench.written::<3>(ward.as_ref(), &live.id, &root).await;
     let (told, random) = ask(ward.as_ref(), &live).await;
     assert_eq!(told, "2 still open True");
 
@@ -101,11 +97,9 @@ async fn copies_of_a_busy_machine_go_on_and_so_does_it() {
             assert_eq!(adopted, Adoption::Alive);
             ward
         };
-        ward.freeze(&last.id).await.expect("it is frozen");
-        let image = bench.directory();
-        ward.save(&last.id, &image).await.expect("it is written");
-        let copy = bench.copy_of(&bench.lab.last_root());
-        ward.thaw(&last.id).await.expect("it goes on");
+        let (image, [copy]) = bench
+            .written(ward.as_ref(), &last.id, &bench.lab.last_root())
+            .await;
         let back = ward.restore(again(copy), &image).await;
         let back = back.expect("it comes back");
         assert_eq!(ask(ward.as_ref(), &back).await.0, "3 still open True");

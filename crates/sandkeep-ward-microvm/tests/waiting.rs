@@ -4,7 +4,7 @@ mod common;
 
 use sandkeep_ward::{
     LiveBox, Ward as _,
-    conformance::{Bench as _, MemoryBench as _, run},
+    conformance::{Bench as _, run},
 };
 use sandkeep_ward_microvm::MicrovmWard;
 use std::{
@@ -90,11 +90,7 @@ async fn one_that_waits_becomes_a_box_with_its_own_disk_limits_and_memory() {
     // A copy of it that goes on in another one that waited, and one after that in a new one.
     until_some_wait(&ward, 1).await;
     let (waiting, _) = traces(&bench);
-    ward.freeze(&id).await.expect("it is frozen");
-    let image = bench.directory();
-    ward.save(&id, &image).await.expect("it is written");
-    let copies = [bench.copy_of(&root), bench.copy_of(&root)];
-    ward.thaw(&id).await.expect("it goes on");
+    let (image, copies) = bench.written::<2>(ward.as_ref(), &id, &root).await;
     let mut forks = Vec::new();
     for copy in copies {
         let fork = ward.restore(common::spec(copy), &image).await;

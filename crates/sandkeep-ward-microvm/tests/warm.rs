@@ -5,7 +5,7 @@ mod common;
 use sandkeep_model::Limits;
 use sandkeep_ward::{
     BoxSpec, LiveBox, Ward as _,
-    conformance::{Bench as _, MemoryBench as _, run},
+    conformance::{Bench as _, run},
 };
 use std::{
     collections::HashSet,
@@ -96,11 +96,7 @@ async fn boxes_of_a_machine_that_was_warmed_up_are_new_and_apart() {
     let (second, root) = &boxes[1];
     let output = run(ward.as_ref(), &second.id, "echo note > /run/note").await;
     assert!(output.success(), "{output:?}");
-    ward.freeze(&second.id).await.expect("it is frozen");
-    let image = bench.directory();
-    ward.save(&second.id, &image).await.expect("it is written");
-    let copy = bench.copy_of(root);
-    ward.thaw(&second.id).await.expect("it goes on");
+    let (image, [copy]) = bench.written(ward.as_ref(), &second.id, root).await;
     let fork = ward.restore(spec(copy), &image).await.expect("a copy");
     let output = run(ward.as_ref(), &fork.id, "cat /run/note /root/own").await;
     assert_eq!(output.stdout, "note\nown\n", "{output:?}");

@@ -3,7 +3,7 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
-use sandkeep_model::random_token;
+use sandkeep_model::{SandboxId, random_token};
 use sandkeep_ward::{
     LiveBox, Ward,
     conformance::{
@@ -42,6 +42,22 @@ pub fn bench() -> Option<MicrovmBench> {
 }
 
 impl MicrovmBench {
+    /// Writes a box down and makes so many copies of its disk at `root`; it goes on. Gives the
+    /// image and the copies.
+    pub async fn written<const COPIES: usize>(
+        &self,
+        ward: &dyn Ward,
+        id: &SandboxId,
+        root: &Path,
+    ) -> (PathBuf, [PathBuf; COPIES]) {
+        ward.freeze(id).await.expect("it is frozen");
+        let image = self.directory();
+        ward.save(id, &image).await.expect("it is written");
+        let copies = std::array::from_fn(|_| self.copy_of(root));
+        ward.thaw(id).await.expect("it goes on");
+        (image, copies)
+    }
+
     /// Longer than a socket address, as state directories may be.
     pub fn state_dir(&self) -> PathBuf {
         self.state.path().join("a".repeat(120)).join("ward-microvm")
@@ -198,7 +214,7 @@ impl Drop for MicrovmBench {
 
 /// A small box with a root of its own.
 pub fn spec(root: PathBuf) -> sandkeep_ward::BoxSpec {
-    let id = sandkeep_model::SandboxId::random();
+    let id = SandboxId::random();
     sandkeep_ward::BoxSpec {
         hostname: id.to_string(),
         introduction: None,
