@@ -3,9 +3,11 @@
 //! Two boxes that run at the same time never share a range: a process that got out of one
 //! box would still be nobody in the other.
 
-use sandkeep_model::{Code, Error, Result};
+use crate::{files::box_dirs, work::lock};
+use sandkeep_model::{Code, Error, Result, SandboxId};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -93,9 +95,70 @@ impl Drop for Slot {
     }
 }
 
+/// The ranges of boxes that an earlier server left, until they are adopted or cleared away.
+#[derive(Debug)]
+pub struct Reserved {
+    slots: Arc<Slots>,
+    left: Mutex<HashMap<SandboxId, Slot>>,
+}
+
+impl Reserved {
+    /// Those of all boxes that have a directory here; `number` reads what one has noted.
+    pub fn of(state_dir: &Path, slots: &Arc<Slots>, number: impl Fn(&Path) -> Option<u32>) -> Self {
+        let left = box_dirs(state_dir)
+            .into_iter()
+            .filter_map(|(id, directory)| Some((id, slots.reclaim(number(&directory)?)?)))
+            .collect();
+        Self {
+            slots: Arc::clone(slots),
+            left: Mutex::new(left),
+        }
+    }
+
+    /// The range of a box that is adopted. One that somebody else holds is no reason to lose a box.
+    pub fn hand_over(&self, id: &SandboxId, number: u32) -> Option<Slot> {
+        let slot = lock(&self.left)
+            .remove(id)
+            .filter(|slot| slot.number() == number)
+            .or_else(|| self.slots.reclaim(number));
+        if slot.is_none() {
+            tracing::warn!(%id, slot = number, "the ids of the box are held twice");
+        }
+        slot
+    }
+
+    /// Of a box that was cleared away.
+    pub fn give_back(&self, id: &SandboxId) {
+        lock(&self.left).remove(id);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_of_boxes_that_were_left_are_kept_for_them() {
+        let state = tempfile::tempdir().unwrap();
+        let ids = [0, 1].map(|_| SandboxId::random());
+        for (number, id) in ids.iter().enumerate() {
+            let directory = state.path().join(id.as_str());
+            std::fs::create_dir(&directory).unwrap();
+            std::fs::write(directory.join("slot"), number.to_string()).unwrap();
+        }
+        let slots = Slots::new(1_000_000, 3).unwrap();
+        let reserved = Reserved::of(state.path(), &slots, |directory| {
+            let text = std::fs::read_to_string(directory.join("slot")).ok()?;
+            text.parse().ok()
+        });
+        let fresh = slots.take().unwrap();
+        assert_eq!(fresh.number(), 2);
+        let slot = reserved.hand_over(&ids[0], 0).unwrap();
+        assert_eq!(slot.number(), 0);
+        assert!(reserved.hand_over(&ids[0], 0).is_none(), "held already");
+        reserved.give_back(&ids[1]);
+        assert_eq!(slots.take().unwrap().number(), 1);
+    }
 
     #[test]
     fn ranges_never_overlap_and_come_back() {

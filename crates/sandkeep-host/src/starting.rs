@@ -3,6 +3,7 @@
 use crate::work::lock;
 use sandkeep_model::{Error, Result, SandboxId};
 use std::{collections::HashSet, sync::Mutex};
+use tokio::sync::oneshot;
 
 /// Nobody may sweep these away, or start them a second time.
 #[derive(Debug, Default)]
@@ -41,6 +42,29 @@ impl Drop for Begun<'_> {
     fn drop(&mut self) {
         lock(&self.starting.0).remove(&self.id);
     }
+}
+
+/// Brings a box to life in a task of its own: a caller that goes away must not leave half a box.
+/// `unwanted` ends one that nobody waited for.
+pub async fn born<T, U>(
+    id: SandboxId,
+    start: impl Future<Output = Result<T>> + Send + 'static,
+    unwanted: impl FnOnce(SandboxId) -> U + Send + 'static,
+) -> Result<T>
+where
+    T: Send + 'static,
+    U: Future<Output = Result<()>> + Send,
+{
+    let (tell, told) = oneshot::channel();
+    tokio::spawn(async move {
+        if let Err(Ok(_nobody)) = tell.send(start.await)
+            && let Err(error) = unwanted(id.clone()).await
+        {
+            tracing::error!(%id, %error, "a box that nobody waited for was not ended");
+        }
+    });
+    told.await
+        .map_err(|_| Error::internal("the task that starts the box ended early"))?
 }
 
 #[cfg(test)]

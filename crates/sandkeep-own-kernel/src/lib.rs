@@ -13,7 +13,7 @@ mod sweep;
 pub use agent::{answers, connect, dial, set_limits, settle};
 pub use live::Live;
 pub use note::{Note, Record};
-pub use roster::{Remains, Roster, born};
+pub use roster::{Remains, Roster};
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;

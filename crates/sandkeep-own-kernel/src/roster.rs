@@ -4,10 +4,10 @@ use crate::{Kind, Live, Note, Record};
 use sandkeep_host::{
     cgroup::{Cgroups, layout::Layout, tree_name},
     failure::Doing as _,
-    files::{box_dirs, read_token, remove_dir},
+    files::{read_token, remove_dir},
     first::END_DEADLINE,
     proc,
-    slots::{Slot, Slots},
+    slots::{Reserved, Slot, Slots},
     starting::{Begun, Starting},
     work::{blocking, lock},
 };
@@ -16,13 +16,10 @@ use sandkeep_ward::{LiveBox, WardEvent};
 use std::{
     collections::HashMap,
     os::fd::OwnedFd,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex},
 };
-use tokio::{
-    sync::{mpsc, oneshot},
-    task::AbortHandle,
-};
+use tokio::{sync::mpsc, task::AbortHandle};
 
 /// Events that nobody has taken yet; more wait in the tasks that have them.
 const EVENTS: usize = 1024;
@@ -35,8 +32,7 @@ pub struct Roster<K: Kind> {
     pub slots: Arc<Slots>,
     pub(crate) boxes: Mutex<HashMap<SandboxId, Held<K>>>,
     pub(crate) starting: Starting,
-    /// Ids of boxes that an earlier server left, until they are adopted or cleared away.
-    pub(crate) reserved: Mutex<HashMap<SandboxId, Slot>>,
+    pub(crate) reserved: Reserved,
     sender: mpsc::Sender<WardEvent>,
     receiver: Mutex<Option<mpsc::Receiver<WardEvent>>>,
 }
@@ -70,7 +66,9 @@ impl<K: Kind> Roster<K> {
         let slots = Slots::new(id_base, id_slots)?;
         let (sender, receiver) = mpsc::channel(EVENTS);
         Ok(Self {
-            reserved: Mutex::new(reserved::<K>(&state_dir, &slots)),
+            reserved: Reserved::of(&state_dir, &slots, |directory| {
+                Some(Note::<K::Noted>::read(directory)?.slot)
+            }),
             state_dir,
             tree,
             slots,
@@ -121,19 +119,12 @@ impl<K: Kind> Roster<K> {
             self.clear_record(&found.id, record).await?;
             return Ok(None);
         };
-        let slot = lock(&self.reserved)
-            .remove(&found.id)
-            .filter(|slot| slot.number() == record.slot)
-            .or_else(|| self.slots.reclaim(record.slot));
-        if slot.is_none() {
-            tracing::warn!(id = %found.id, slot = record.slot, "the ids of the box are held twice");
-        }
         Ok(Some(Remains {
             token: read_token(&self.box_dir(&found.id))?,
+            slot: self.reserved.hand_over(&found.id, record.slot),
             id: found.id.clone(),
             record,
             pidfd,
-            slot,
         }))
     }
 
@@ -191,37 +182,4 @@ impl<K: Kind> Roster<K> {
             tracing::warn!(%id, %error, "a box that did not start was not cleared away");
         }
     }
-}
-
-/// Brings a box to life in a task of its own: a caller that goes away must not leave half a box.
-/// `unwanted` ends one that nobody waited for.
-pub async fn born<U>(
-    id: SandboxId,
-    start: impl Future<Output = Result<LiveBox>> + Send + 'static,
-    unwanted: impl FnOnce(SandboxId) -> U + Send + 'static,
-) -> Result<LiveBox>
-where
-    U: Future<Output = Result<()>> + Send,
-{
-    let (tell, told) = oneshot::channel();
-    tokio::spawn(async move {
-        if let Err(Ok(_nobody)) = tell.send(start.await)
-            && let Err(error) = unwanted(id.clone()).await
-        {
-            tracing::error!(%id, %error, "a box that nobody waited for was not ended");
-        }
-    });
-    told.await
-        .map_err(|_| Error::internal("the task that starts the box ended early"))?
-}
-
-/// The ids of every box that has a directory here.
-fn reserved<K: Kind>(state_dir: &Path, slots: &Arc<Slots>) -> HashMap<SandboxId, Slot> {
-    box_dirs(state_dir)
-        .into_iter()
-        .filter_map(|(id, directory)| {
-            let slot = slots.reclaim(Note::<K::Noted>::read(&directory)?.slot)?;
-            Some((id, slot))
-        })
-        .collect()
 }

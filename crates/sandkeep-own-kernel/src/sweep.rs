@@ -67,7 +67,7 @@ impl<K: Kind> Roster<K> {
             None => clear_half(&cgroups, &directory),
         })
         .await?;
-        lock(&self.reserved).remove(id);
+        self.reserved.give_back(id);
         Ok(swept)
     }
 
@@ -78,7 +78,7 @@ impl<K: Kind> Roster<K> {
     ) -> Result<()> {
         let directory = self.box_dir(id);
         blocking(move || clear::<K>(&record, &directory)).await?;
-        lock(&self.reserved).remove(id);
+        self.reserved.give_back(id);
         lock(&self.boxes).remove(id);
         Ok(())
     }

@@ -9,14 +9,14 @@ use crate::{
     launcher::{client::Launcher, protocol::Setup},
     live::{self, Live},
     record::{Note, Record},
-    slots::{Slot, Slots},
+    slots::{Reserved, Slots},
     tmpfs, watch,
 };
 use async_trait::async_trait;
 use sandkeep_host::{
-    files::{Stamp, box_dirs, install_agent, make_private_dir, open_dir, remove_dir},
+    files::{Stamp, install_agent, make_private_dir, open_dir, remove_dir},
     first::{self, END_DEADLINE},
-    starting::Starting,
+    starting::{self, Starting},
     work::{blocking, lock},
 };
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage, random_token};
@@ -32,7 +32,7 @@ use std::{
 use tokio::{
     net::UnixStream,
     runtime::Handle,
-    sync::{mpsc, oneshot},
+    sync::mpsc,
     task::{self, AbortHandle},
     time::timeout,
 };
@@ -66,8 +66,7 @@ pub(crate) struct Inner {
     pub slots: Arc<Slots>,
     pub boxes: Mutex<HashMap<SandboxId, Held>>,
     pub starting: Starting,
-    /// Ids of boxes that an earlier server left, until they are adopted or cleared away.
-    pub reserved: Mutex<HashMap<SandboxId, Slot>>,
+    pub reserved: Reserved,
     events: mpsc::Sender<WardEvent>,
 }
 
@@ -115,7 +114,9 @@ impl ContainerWard {
                     spares: SPARES,
                 },
             ),
-            reserved: Mutex::new(reserved(&state_dir, &slots)),
+            reserved: Reserved::of(&state_dir, &slots, |directory| {
+                Some(Note::read(directory)?.slot)
+            }),
             state_dir,
             agent,
             criu: config.criu,
@@ -141,20 +142,13 @@ impl ContainerWard {
     }
 
     async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
-        let inner = Arc::clone(&self.inner);
-        let (tell, told) = oneshot::channel();
-        // In a task of its own: a caller that goes away must not leave half a box.
-        tokio::spawn(async move {
-            let id = spec.id.clone();
-            let started = inner.start(spec, image.as_deref()).await;
-            if let Err(Ok(_unwanted)) = tell.send(started)
-                && let Err(error) = inner.destroy(&id).await
-            {
-                tracing::error!(%id, %error, "a box that nobody waited for was not ended");
-            }
-        });
-        told.await
-            .map_err(|_| Error::internal("the task that starts the box ended early"))?
+        let (inner, unwanted) = (Arc::clone(&self.inner), Arc::clone(&self.inner));
+        starting::born(
+            spec.id.clone(),
+            async move { inner.start(spec, image.as_deref()).await },
+            move |id| async move { unwanted.destroy(&id).await },
+        )
+        .await
     }
 }
 
@@ -187,13 +181,7 @@ impl Inner {
             self.clear_record(&found.id, record).await?;
             return Ok(Adoption::Gone);
         };
-        let slot = lock(&self.reserved)
-            .remove(&found.id)
-            .filter(|slot| slot.number() == record.slot)
-            .or_else(|| self.slots.reclaim(record.slot));
-        if slot.is_none() {
-            tracing::warn!(id = %found.id, slot = record.slot, "the ids of the box are held twice");
-        }
+        let slot = self.reserved.hand_over(&found.id, record.slot);
         let directory = open_dir(&self.box_dir(&found.id))?;
         let kills = record.cgroups.oom_kills().unwrap_or(0);
         let live = Live::new(found.id.clone(), record, pidfd, directory, slot)?;
@@ -222,14 +210,14 @@ impl Inner {
     pub async fn clear_unheld(&self, id: &SandboxId) -> Result<Swept> {
         let directory = self.box_dir(id);
         if !directory.exists() {
-            lock(&self.reserved).remove(id);
+            self.reserved.give_back(id);
             return Ok(Swept::default());
         }
         match Note::read(&directory).and_then(|note| note.record) {
             Some(record) => self.clear_record(id, record).await,
             None => {
                 blocking(move || remove_dir(&directory)).await?;
-                lock(&self.reserved).remove(id);
+                self.reserved.give_back(id);
                 Ok(Swept {
                     files: 1,
                     ..Swept::default()
@@ -252,7 +240,7 @@ impl Inner {
             })
         })
         .await?;
-        lock(&self.reserved).remove(id);
+        self.reserved.give_back(id);
         lock(&self.boxes).remove(id);
         Ok(swept)
     }
@@ -413,15 +401,4 @@ fn hard_limit(pid: i32) -> Option<u64> {
         .lines()
         .find(|line| line.starts_with("Max open files"))?;
     line.split_ascii_whitespace().nth(4)?.parse().ok()
-}
-
-/// The ids of every box that has a directory here.
-fn reserved(state_dir: &Path, slots: &Arc<Slots>) -> HashMap<SandboxId, Slot> {
-    box_dirs(state_dir)
-        .into_iter()
-        .filter_map(|(id, directory)| {
-            let slot = slots.reclaim(Note::read(&directory)?.slot)?;
-            Some((id, slot))
-        })
-        .collect()
 }

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use sandkeep_host::{
     failure::Doing as _,
     files::{Stamp, install_agent, make_private_dir},
+    starting,
     work::blocking,
 };
 use sandkeep_model::{Error, Isolation, Limits, Result, SandboxId, Usage};
@@ -73,7 +74,7 @@ impl GvisorWard {
 
     async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
         let (inner, again) = (Arc::clone(&self.inner), Arc::clone(&self.inner));
-        own_kernel::born(
+        starting::born(
             spec.id.clone(),
             async move { inner.start(spec, image.as_deref()).await },
             async move |id| again.roster.destroy(&id).await,

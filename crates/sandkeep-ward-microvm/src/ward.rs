@@ -18,6 +18,7 @@ use async_trait::async_trait;
 use sandkeep_host::{
     failure::Doing as _,
     files::{install_agent, make_private_dir},
+    starting,
     work::{blocking, lock},
 };
 use sandkeep_model::{Error, Isolation, Limits, Result, SandboxId, Usage};
@@ -124,7 +125,7 @@ impl MicrovmWard {
 
     async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
         let (inner, again) = (Arc::clone(&self.inner), Arc::clone(&self.inner));
-        own_kernel::born(
+        starting::born(
             spec.id.clone(),
             async move { inner.start(spec, image.as_deref()).await },
             async move |id| again.roster.destroy(&id).await,
