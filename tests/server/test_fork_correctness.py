@@ -54,6 +54,24 @@ def test_an_ssh_server_gets_keys_of_its_own(server, family):
     assert family[1].root(f"cat {SSH_KEY}.pub").out == kept, "it is the same machine"
 
 
+def test_two_boxes_were_one_machine_after_a_rollback_to_a_point_of_the_other(server, family):
+    """As `race` does with the box and the copy that won."""
+    box, fork, _ = family
+    own = server.json("POST", box.path + "/points", {})
+    was = box.root("cat /etc/machine-id").out
+    point = server.json("POST", fork.path + "/points", {})
+    server.json("POST", box.path + "/rollback", {"to": point["id"]})
+    for one in family:
+        wait_for(lambda one=one: one.root(f"cat {SSH_KEY}.pub").ok, "it has a key")
+    for command in ("cat /etc/machine-id", "hostname", f"cat {SSH_KEY}.pub"):
+        different(family, command)
+    # Where it was itself it is the same machine.
+    server.json("POST", box.path + "/rollback", {"to": own["id"]})
+    assert box.root("cat /etc/machine-id").out == was
+    for made in (own, point):
+        server.json("DELETE", f"/v1/points/{made['id']}")
+
+
 def test_access_tokens(server, family):
     tokens = [one.info()["access_token"] for one in family]
     assert len(set(tokens)) == 3

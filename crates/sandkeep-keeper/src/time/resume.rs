@@ -194,7 +194,11 @@ impl Core {
             return Err(Error::internal("the keeper is closed"));
         };
         let image = memory.filter(|_| pause.mode == PauseMode::Disk);
-        let request = agent::identity_of(&sandbox).same_machine();
+        let mut request = agent::identity_of(&sandbox);
+        // At a point of another box it was that one, which may be there, too.
+        if point.is_none_or(|point| point.sandbox_id == entry.id) {
+            request = request.same_machine();
+        }
         let (live, _agent) = self
             .start_on(entry, &sandbox, disk, image.as_deref(), &request)
             .await?;
