@@ -110,6 +110,16 @@ def test_the_command_line_asks_the_server_that_runs(server, cli, name, tmp_path)
     assert b"error:" in cli("import", "test-none", str(tmp_path / "none")).stderr
 
 
+def test_looking_for_a_server_made_a_storage(cli, tmp_path):
+    """`template build` made a pool where it only had to look whether anybody serves it."""
+    recipe, state = tmp_path / "recipe.toml", tmp_path / "state"
+    recipe.write_text('from = "base"\n')
+    for words in (["build", "test-none", "--file", str(recipe)], ["logs", "test-none"], ["inspect", "test-none"]):
+        ran = cli(*words, "--state", str(state))
+        assert ran.returncode == 1 and b"needs a server that runs" in ran.stderr, ran.stderr
+        assert not state.exists()
+
+
 def test_the_server_is_found_by_its_state_directory(server, cli, name, tmp_path):
     file = tmp_path / "root.tar"
     file.write_bytes(archive(mode="w"))

@@ -13,6 +13,8 @@ use super::output::clean;
 const MAX_ANSWER: usize = 16 << 20;
 /// Longer than the server itself gives a plain request.
 const PATIENCE: Duration = Duration::from_secs(150);
+/// A server that is there says so at once.
+const LOOK: Duration = Duration::from_secs(2);
 /// Shorter beginnings of an id match too much by accident.
 const PREFIX_LEAST: usize = 4;
 
@@ -21,6 +23,42 @@ pub struct Client {
     http: reqwest::Client,
     base: Url,
     key: Secret,
+}
+
+/// Speaks to `base` alone.
+fn http_client(base: &Url) -> Result<reqwest::Client> {
+    let mut builder = reqwest::Client::builder()
+        .user_agent(concat!("sandkeep/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(Duration::from_secs(10))
+        // Interactive commands upgrade the connection, which HTTP/2 does not know.
+        .http1_only()
+        // A redirect would carry the key to wherever it points.
+        .redirect(reqwest::redirect::Policy::none());
+    if is_loopback(base) {
+        builder = builder.no_proxy();
+        if base.scheme() == "http" {
+            // No TLS, so a host without any certificate authorities must do as well.
+            builder = builder.tls_certs_only([]);
+        }
+    }
+    builder.build().map_err(|error| {
+        Error::internal(format!("preparing the HTTP client: {error}"))
+            .hint("TLS needs certificate authorities: install ca-certificates")
+    })
+}
+
+/// Whether a server of ours is there; others like the same port. It is told no key.
+pub async fn is_sandkeep(url: &str) -> bool {
+    let asked = async {
+        let mut url = parse_base(url).ok()?;
+        let http = http_client(&url).ok()?;
+        url.set_path("/v1/health");
+        let answer = http.get(url).timeout(LOOK).send().await.ok()?;
+        let health: Value = answer.json().await.ok()?;
+        health.get("version")?.as_str()?;
+        health.get("status").cloned()
+    };
+    asked.await.is_some()
 }
 
 impl Client {
@@ -33,24 +71,7 @@ impl Client {
             Error::new(Code::Unauthenticated, "no API key is known for the server")
                 .hint("set SANDKEEP_API_KEY to the key the server printed when it started")
         })?;
-        let mut builder = reqwest::Client::builder()
-            .user_agent(concat!("sandkeep/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(Duration::from_secs(10))
-            // Interactive commands upgrade the connection, which HTTP/2 does not know.
-            .http1_only()
-            // A redirect would carry the key to wherever it points.
-            .redirect(reqwest::redirect::Policy::none());
-        if local {
-            builder = builder.no_proxy();
-            if base.scheme() == "http" {
-                // No TLS, so a host without any certificate authorities must do as well.
-                builder = builder.tls_certs_only([]);
-            }
-        }
-        let http = builder.build().map_err(|error| {
-            Error::internal(format!("preparing the HTTP client: {error}"))
-                .hint("TLS needs certificate authorities: install ca-certificates")
-        })?;
+        let http = http_client(&base)?;
         Ok(Self { http, base, key })
     }
 

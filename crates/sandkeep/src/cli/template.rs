@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     build,
-    client::Client,
+    client::{Client, is_sandkeep},
     cp::{at, chunks},
     find_key, key_in_environment,
     list::{show_templates, templates},
@@ -105,19 +105,32 @@ enum Storage {
 impl Storage {
     /// The server that runs: what needs boxes can not be done without one.
     async fn served(global: &Global, place: &Place, command: &str) -> Result<Client> {
-        match Self::find(global, place, command).await? {
-            Self::Served(client) => Ok(client),
-            Self::Ours { .. } => Err(Error::host_not_ready(format!(
-                "{command} needs a server that runs"
-            ))
-            .hint("start it with `sandkeep serve`")),
+        if let Some(client) = named(global, place).await? {
+            return Ok(client);
+        }
+        let config = Config::load(place.settings(), None)?;
+        // Without a directory there is no server, and looking for one must not make it.
+        let taken = if config.state.exists() {
+            require_root(command)?;
+            StateDir::take(&config.state).map(drop)
+        } else {
+            Ok(())
+        };
+        match taken {
+            Ok(()) => Err(
+                Error::host_not_ready(format!("{command} needs a server that runs")).hint(format!(
+                    "start it with `sandkeep serve`, or name it with --url or --state; \
+                     nobody answers at {DEFAULT_URL} or serves {}",
+                    config.state.display()
+                )),
+            ),
+            Err(error) => holder(&config.state, error),
         }
     }
 
     async fn find(global: &Global, place: &Place, command: &str) -> Result<Self> {
-        // Whoever names a server and no directory means that server, wherever it is.
-        if place.state.is_none() && global.url != DEFAULT_URL {
-            return Client::new(&global.url, find_key).map(Self::Served);
+        if let Some(client) = named(global, place).await? {
+            return Ok(Self::Served(client));
         }
         let config = Config::load(place.settings(), None)?;
         require_root(command)?;
@@ -126,17 +139,32 @@ impl Storage {
                 vault: Vault::open(config.vault()).await?,
                 _state: state,
             }),
-            Err(error) if error.code == Code::Conflict => {
-                // The address is in the directory, so it is the server that holds it and no other.
-                let Some(address) = served_at(&config.state) else {
-                    return Err(error.hint("it does not serve yet; try again in a moment"));
-                };
-                let key = || key_in_environment().or_else(|| readable_key(&config.state));
-                Client::new(&format!("http://{address}"), |_| key()).map(Self::Served)
-            }
-            Err(error) => Err(error),
+            Err(error) => holder(&config.state, error).map(Self::Served),
         }
     }
+}
+
+/// Whoever names a server and no directory means that server, wherever it is; whoever names
+/// neither means the one that all other commands talk to, if it is there.
+async fn named(global: &Global, place: &Place) -> Result<Option<Client>> {
+    let meant =
+        place.state.is_none() && (global.url != DEFAULT_URL || is_sandkeep(DEFAULT_URL).await);
+    meant
+        .then(|| Client::new(&global.url, find_key))
+        .transpose()
+}
+
+/// The server because of which a directory could not be taken.
+fn holder(state: &Path, error: Error) -> Result<Client> {
+    if error.code != Code::Conflict {
+        return Err(error);
+    }
+    // The address is in the directory, so it is the server that holds it and no other.
+    let Some(address) = served_at(state) else {
+        return Err(error.hint("it does not serve yet; try again in a moment"));
+    };
+    let key = || key_in_environment().or_else(|| readable_key(state));
+    Client::new(&format!("http://{address}"), |_| key())
 }
 
 async fn import_here(vault: &Vault, name: &TemplateName, file: PathBuf) -> Result<Value> {
