@@ -16,6 +16,7 @@ use crate::{
     disk::{self, Disk},
     doing::Doing as _,
     lock::Lock,
+    parcel::ParcelKey,
     pool::{Pool, PoolInfo, PoolKind},
     progress::Progress,
     quota::{Quota, Tidied},
@@ -54,6 +55,7 @@ pub struct Inner {
     pub spares: Spares,
     pub verified: Verified,
     pub disk_reader: Option<DiskReader>,
+    pub parcel_key: ParcelKey,
     _locks: Vec<Lock>,
 }
 
@@ -74,6 +76,7 @@ impl Inner {
         let state = fs::canonicalize(&config.state_dir)
             .doing_to("finding the state directory", &config.state_dir)?;
         let mut locks = vec![Lock::take(&state.join("vault.lock"))?];
+        let parcel_key = ParcelKey::open(&state)?;
         let pool = Pool::open(config, &state)?;
         if pool.kind != PoolKind::LoopFile {
             // Two state directories may name the same pool.
@@ -98,6 +101,7 @@ impl Inner {
             disk_reader: config.disk_reader.clone(),
             spares: Spares::default(),
             verified,
+            parcel_key,
             _locks: locks,
         })
     }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "parcels/signed.rs"]
+mod signed;
 
 use common::{MIB, State, header, id, noise};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
@@ -10,7 +12,7 @@ use sandkeep_model::{
     Code, EngineBuild, Error, Isolation, Limits, Point, PointId, PointKind, Result, SandboxId,
     Timestamp,
 };
-use sandkeep_vault::{ImportLimits, Keep, Opened, Vault};
+use sandkeep_vault::{ImportLimits, Keep, Label, Opened, Vault};
 use sha2::{Digest as _, Sha256};
 use std::{
     ffi::OsStr,
@@ -221,6 +223,7 @@ async fn what_comes_out_elsewhere_is_what_went_in() {
     let opened = import(&other, file.clone(), true).await.unwrap();
     assert_eq!(opened.point, point);
     assert!(opened.memory);
+    assert_eq!(opened.signer, Some(vault.server_key()));
     let found = other.verified_point(&point.id).await.unwrap();
     assert_eq!(found, opened.info);
     let from = vault.verified_point(&point.id).await.unwrap();
@@ -344,7 +347,7 @@ async fn what_is_not_whole_leaves_nothing() {
     longer.push(0);
     assert!(import(&other, longer, true).await.is_err());
     // The reader sees whether it is wanted before anything is written.
-    let refuse = |_: &Point| Err::<Option<TakeIn>, _>(Error::conflict("not wanted"));
+    let refuse = |_: &Label| Err::<Option<TakeIn>, _>(Error::conflict("not wanted"));
     let reader = io::Cursor::new(file);
     let limits = ImportLimits::default();
     let error = other
@@ -411,24 +414,83 @@ impl Forged {
     fn pack(&mut self) -> Vec<u8> {
         let body = std::mem::replace(&mut self.tar, tar::Builder::new(Vec::new()));
         let body = body.into_inner().unwrap();
-        let body = &body[..body.len() - 1024];
-        let mut tar = tar::Builder::new(Vec::new());
-        common::add_file(
-            &mut tar,
-            "point.json",
-            self.label.to_string().as_bytes(),
-            0o644,
-            0,
-        );
-        tar.get_mut().extend_from_slice(body);
-        let sum: String = Sha256::digest(tar.get_ref())
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect();
-        let seal = serde_json::json!({ "sha256": sum }).to_string();
-        common::add_file(&mut tar, "seal.json", seal.as_bytes(), 0o644, 0);
-        zstd::encode_all(tar.into_inner().unwrap().as_slice(), 1).unwrap()
+        let mut parts = Parts {
+            label: self.label.to_string(),
+            body: body[..body.len() - 1024].to_vec(),
+            seal: serde_json::json!({}),
+        };
+        parts.sum_up();
+        parts.pack()
     }
+}
+
+/// What a parcel is made of, as it is.
+#[derive(Clone)]
+struct Parts {
+    label: String,
+    /// Disk and memory, as entries of a tar.
+    body: Vec<u8>,
+    seal: serde_json::Value,
+}
+
+impl Parts {
+    fn of(file: &[u8]) -> Self {
+        let tar = zstd::decode_all(file).unwrap();
+        let mut found = std::collections::HashMap::new();
+        for entry in tar::Archive::new(&tar[..]).entries().unwrap() {
+            let entry = entry.unwrap();
+            let (header, data) = (entry.raw_header_position(), entry.raw_file_position());
+            let name = entry.path().unwrap().into_owned();
+            let place = [header, data, data + entry.size()].map(|at| at as usize);
+            found.insert(name, place);
+        }
+        let [_, label, label_end] = found[Path::new("point.json")];
+        let [body_end, seal, seal_end] = found[Path::new("seal.json")];
+        Self {
+            label: String::from_utf8(tar[label..label_end].to_vec()).unwrap(),
+            body: tar[label_end.next_multiple_of(512)..body_end].to_vec(),
+            seal: serde_json::from_slice(&tar[seal..seal_end]).unwrap(),
+        }
+    }
+
+    fn unsealed(&self) -> tar::Builder<Vec<u8>> {
+        let mut tar = tar::Builder::new(Vec::new());
+        text(&mut tar, "point.json", &self.label);
+        tar.get_mut().extend_from_slice(&self.body);
+        tar
+    }
+
+    /// Makes the sum that of what is there now.
+    fn sum_up(&mut self) {
+        let sum = Sha256::digest(self.unsealed().get_ref());
+        let text: String = sum.iter().map(|b| format!("{b:02x}")).collect();
+        self.seal["sha256"] = text.into();
+    }
+
+    fn tar(&self) -> Vec<u8> {
+        let mut tar = self.unsealed();
+        text(&mut tar, "seal.json", &self.seal.to_string());
+        tar.into_inner().unwrap()
+    }
+
+    fn pack(&self) -> Vec<u8> {
+        packed(&self.tar())
+    }
+}
+
+/// To the byte as an export writes it.
+fn text(tar: &mut tar::Builder<Vec<u8>>, name: &str, text: &str) {
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o644);
+    header.set_size(text.len() as u64);
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_path(name).unwrap();
+    header.set_cksum();
+    tar.append(&header, text.as_bytes()).unwrap();
+}
+
+fn packed(tar: &[u8]) -> Vec<u8> {
+    zstd::encode_all(tar, 1).unwrap()
 }
 
 #[tokio::test]
