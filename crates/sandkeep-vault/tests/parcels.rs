@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "parcels/forged.rs"]
+mod forged;
 #[path = "parcels/signed.rs"]
 mod signed;
 
-use common::{MIB, State, header, id, noise};
+use common::{MIB, State, id, noise};
+use forged::Forged;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use sandkeep_model::{
     Code, EngineBuild, Error, Isolation, Limits, Point, PointId, PointKind, Result, SandboxId,
@@ -371,126 +374,6 @@ async fn what_is_not_whole_leaves_nothing() {
     fs::write(&pages, vec![0; 20_000]).unwrap();
     let error = export(&vault, &point).await.unwrap_err();
     assert!(error.message.contains("damaged"), "{error}");
-}
-
-/// A parcel made by hand, sealed as it should be.
-struct Forged {
-    label: serde_json::Value,
-    tar: tar::Builder<Vec<u8>>,
-}
-
-impl Forged {
-    fn new(entries: u64, bytes: u64) -> Self {
-        let point = point_of(PointId::random(), &id(), false);
-        let label = serde_json::json!({
-            "format": 1, "made_by": "hand", "point": point,
-            "disk": {"entries": entries, "bytes": bytes}, "memory": [],
-        });
-        Self {
-            label,
-            tar: tar::Builder::new(Vec::new()),
-        }
-    }
-
-    /// Also names the tar crate would not write.
-    fn add(&mut self, path: &[u8], kind: tar::EntryType, link: &[u8], body: &[u8]) -> &mut Self {
-        let mut header = header(kind, body.len() as u64, 0o755, 0);
-        header.as_mut_bytes()[..path.len()].copy_from_slice(path);
-        header.set_link_name_literal(link).unwrap();
-        header.set_cksum();
-        self.tar.append(&header, body).unwrap();
-        self
-    }
-
-    fn dir(&mut self, path: &str) -> &mut Self {
-        self.add(path.as_bytes(), tar::EntryType::Directory, b"", b"")
-    }
-
-    fn pax(&mut self, key: &str, value: &[u8]) -> &mut Self {
-        self.tar.append_pax_extensions([(key, value)]).unwrap();
-        self
-    }
-
-    fn pack(&mut self) -> Vec<u8> {
-        let body = std::mem::replace(&mut self.tar, tar::Builder::new(Vec::new()));
-        let body = body.into_inner().unwrap();
-        let mut parts = Parts {
-            label: self.label.to_string(),
-            body: body[..body.len() - 1024].to_vec(),
-            seal: serde_json::json!({}),
-        };
-        parts.sum_up();
-        parts.pack()
-    }
-}
-
-/// What a parcel is made of, as it is.
-#[derive(Clone)]
-struct Parts {
-    label: String,
-    /// Disk and memory, as entries of a tar.
-    body: Vec<u8>,
-    seal: serde_json::Value,
-}
-
-impl Parts {
-    fn of(file: &[u8]) -> Self {
-        let tar = zstd::decode_all(file).unwrap();
-        let mut found = std::collections::HashMap::new();
-        for entry in tar::Archive::new(&tar[..]).entries().unwrap() {
-            let entry = entry.unwrap();
-            let (header, data) = (entry.raw_header_position(), entry.raw_file_position());
-            let name = entry.path().unwrap().into_owned();
-            let place = [header, data, data + entry.size()].map(|at| at as usize);
-            found.insert(name, place);
-        }
-        let [_, label, label_end] = found[Path::new("point.json")];
-        let [body_end, seal, seal_end] = found[Path::new("seal.json")];
-        Self {
-            label: String::from_utf8(tar[label..label_end].to_vec()).unwrap(),
-            body: tar[label_end.next_multiple_of(512)..body_end].to_vec(),
-            seal: serde_json::from_slice(&tar[seal..seal_end]).unwrap(),
-        }
-    }
-
-    fn unsealed(&self) -> tar::Builder<Vec<u8>> {
-        let mut tar = tar::Builder::new(Vec::new());
-        text(&mut tar, "point.json", &self.label);
-        tar.get_mut().extend_from_slice(&self.body);
-        tar
-    }
-
-    /// Makes the sum that of what is there now.
-    fn sum_up(&mut self) {
-        let sum = Sha256::digest(self.unsealed().get_ref());
-        let text: String = sum.iter().map(|b| format!("{b:02x}")).collect();
-        self.seal["sha256"] = text.into();
-    }
-
-    fn tar(&self) -> Vec<u8> {
-        let mut tar = self.unsealed();
-        text(&mut tar, "seal.json", &self.seal.to_string());
-        tar.into_inner().unwrap()
-    }
-
-    fn pack(&self) -> Vec<u8> {
-        packed(&self.tar())
-    }
-}
-
-/// To the byte as an export writes it.
-fn text(tar: &mut tar::Builder<Vec<u8>>, name: &str, text: &str) {
-    let mut header = tar::Header::new_gnu();
-    header.set_mode(0o644);
-    header.set_size(text.len() as u64);
-    header.set_entry_type(tar::EntryType::Regular);
-    header.set_path(name).unwrap();
-    header.set_cksum();
-    tar.append(&header, text.as_bytes()).unwrap();
-}
-
-fn packed(tar: &[u8]) -> Vec<u8> {
-    zstd::encode_all(tar, 1).unwrap()
 }
 
 #[tokio::test]

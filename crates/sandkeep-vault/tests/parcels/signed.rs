@@ -1,8 +1,9 @@
 //! Who signed a parcel: nobody can say that it was somebody else.
 
 use super::{
-    AS_IT_IS, MIB, Parts, State, TakeIn, export, id, import, import_by, noise, packed, snapshot,
-    text,
+    AS_IT_IS, MIB, State, TakeIn, export,
+    forged::{Parts, packed, text},
+    id, import, import_by, noise, snapshot,
 };
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
