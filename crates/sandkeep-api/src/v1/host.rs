@@ -51,7 +51,7 @@ pub(crate) async fn version(State(state): State<Shared>) -> Json<Version> {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ServerKeyView {
     /// As `trusted_servers` of another server takes it.
-    #[schema(value_type = String, example = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo")]
+    #[schema(value_type = String, example = "ed25519:RofokU5ZfJyEMd8oIn8IGI6A3CnY28WJbo5DCS_osws")]
     key: ServerKey,
 }
 
