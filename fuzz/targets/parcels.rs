@@ -1,12 +1,15 @@
 //! Exported points, as a server opens them that trusts nobody.
 //!
 //! Bytes alone hardly ever get past the sums of zstd, tar and the seal, so three kinds are
-//! tried: bytes as they are, packed bytes, and entries with all sums right.
+//! tried: bytes as they are, packed bytes, and entries with all sums right and a signature.
 #![no_main]
 
 use std::{fs, io::Write as _, path::Path, sync::LazyLock};
 
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use libfuzzer_sys::fuzz_target;
+use sandkeep_model::ServerKey;
 use sandkeep_vault::{ImportLimits, ParcelRoom, unpack_parcel};
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
@@ -54,6 +57,16 @@ static PLACE: LazyLock<TempDir> = LazyLock::new(|| {
     place
 });
 
+/// A server that signs whatever is tried.
+static SIGNER: LazyLock<Ed25519KeyPair> =
+    LazyLock::new(|| Ed25519KeyPair::from_seed_unchecked(&[7; 32]).expect("a key"));
+/// Stands in labels for its public half.
+const NAMED: &str = "SIGNER";
+
+fn signer() -> ServerKey {
+    ServerKey::new(SIGNER.public_key().as_ref().try_into().expect("a key"))
+}
+
 fuzz_target!(|data: &[u8]| {
     let Some((kind, rest)) = data.split_first() else {
         return;
@@ -77,6 +90,8 @@ fuzz_target!(|data: &[u8]| {
         Ok(((), room))
     });
     if let Ok((label, ())) = unpacked {
+        // Nobody else can sign.
+        assert!(label.signer.is_none_or(|key| key == signer()));
         let there = names(&memory);
         let named: Vec<_> = label.memory.iter().map(|file| file.name.clone()).collect();
         assert!(there.is_empty() || there == named, "{there:?} {named:?}");
@@ -116,6 +131,9 @@ fn packed(bytes: &[u8]) -> Vec<u8> {
 /// A label, entries as the bytes say, and the right seal.
 fn built(data: &[u8]) -> Vec<u8> {
     let (label, mut rest) = cut(data);
+    let named = String::from_utf8_lossy(label).replace(NAMED, &signer().to_string());
+    let signed = named.contains("signer");
+    let label = if signed { named.as_bytes() } else { label };
     let mut tar = Vec::new();
     add(&mut tar, b"point.json", EntryType::Regular, label);
     while let Some((&[kind, name, about], left)) = rest.split_first_chunk() {
@@ -129,13 +147,17 @@ fn built(data: &[u8]) -> Vec<u8> {
         let data = if about < 200 { data } else { &[] };
         add(&mut tar, named, kind, data);
     }
-    let seal = format!(
-        r#"{{"sha256":"{}"}}"#,
-        Sha256::digest(&tar)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>()
-    );
+    let sum: String = Sha256::digest(&tar)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let signature = SIGNER.sign(format!("sandkeep parcel sha256 {sum}").as_bytes());
+    let seal = if signed {
+        let signature = STANDARD_NO_PAD.encode(signature);
+        format!(r#"{{"sha256":"{sum}","signature":"{signature}"}}"#)
+    } else {
+        format!(r#"{{"sha256":"{sum}"}}"#)
+    };
     add(&mut tar, b"seal.json", EntryType::Regular, seal.as_bytes());
     tar.resize(tar.len() + 1024, 0);
     tar

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from boxkit import Box, wait_for
 from sandkeep_server import Refused, binary, state_dir
-from tiny import ASK, COUNTER, TinyServer, memory_levels, tiny_state
+from tiny import ASK, ASK_LINKED, COUNTER, LINKED, TinyServer, memory_levels, tiny_state
 
 
 # The smallest machine there is: emulated, every vCPU and page costs.
@@ -137,12 +137,77 @@ def test_memory_moves_to_another_machine(here, there, packed):
             assert box.root(ASK).out == "2\n"
 
 
+def trust(server, *keys: str):
+    server.stop()
+    server.env = {"SANDKEEP_TRUSTED_SERVERS": ",".join(keys)} if keys else {}
+    server.start()
+
+
+@pytest.fixture
+def distrusting(there):
+    yield
+    trust(there)
+
+
+def test_memory_of_containers_moves_to_servers_that_trust_the_first(here, there, packed, distrusting):
+    def link(box):
+        assert box.root(LINKED).ok
+        assert box.root(ASK_LINKED).out == "over 1\n"
+
+    point, file = packed("container", before=link, memory=True)
+    assert point["engine"].startswith("criu "), point
+    key, own = (cli(server, "points", "key", text=True).stdout.strip() for server in (here, there))
+    assert key.startswith("ed25519:") and key != own
+    # A stranger says no, and what to do.
+    refused = cli(there, "points", "import", str(file), text=True)
+    assert refused.returncode == 1 and key in refused.stderr, refused
+    assert "trusted_servers" in refused.stderr and "--files-only" in refused.stderr, refused
+    trust(there, own)
+    status, body = upload(there, file.read_bytes())
+    assert status == 400 and body["error"]["code"] == "not_enforceable" and key in body["error"]["message"], body
+    assert there.request("GET", f"/v1/points/{point['id']}")[0] == 404
+    nothing_left(there)
+
+    trust(there, own, key)
+    status, body = upload(there, unsigned(file))
+    assert status == 400 and "nobody signed it" in body["error"]["message"], body
+    nothing_left(there)
+    status, view = upload(there, file.read_bytes())
+    assert status == 201 and view["memory"] is True and view["engine"] == point["engine"], view
+    (noted,) = there.json("GET", "/v1/audit?kind=point_imported&limit=1")["entries"]
+    assert noted["detail"] == {"point": point["id"], "signer": key, "memory": True}, noted
+    boxes = [Box(there, from_point=point["id"]) for _ in range(2)]
+    try:
+        for box in boxes:
+            assert box.root(ASK).out == "2\n", "the same process, with its memory"
+            assert box.root(ASK_LINKED).out == "over 2\n", "and its connection"
+        (fork,) = there.json("POST", boxes[0].path + "/fork", {"count": 1}, timeout=300)["forks"]
+        boxes.append(Box.known(there, fork["sandbox"]["id"]))
+        assert boxes[-1].root(ASK).out + boxes[-1].root(ASK_LINKED).out == "3\nover 3\n"
+    finally:
+        for box in boxes:
+            box.kill()
+
+    # Its own it takes back without being told to.
+    here.json("DELETE", f"/v1/points/{point['id']}")
+    assert upload(here, file.read_bytes())[0] == 201
+    with Box(here, from_point=point["id"]) as box:
+        assert box.root(ASK).out + box.root(ASK_LINKED).out == "2\nover 2\n"
+
+
+def test_a_server_that_is_to_trust_nonsense_does_not_start(there):
+    command = [binary(), "serve", "--state", str(there.state), "--trusted-servers", "keep.example.org"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0
+    assert "keep.example.org" in refused.stderr and "sandkeep points key" in refused.stderr, refused
+
+
 # With the end of their lines as many bytes as go into a page without a rest.
 MARK, FORGED = b"what a box has in its memory...", b"what a stranger put in there..."
 
 
-def forge(file: Path) -> bytes:
-    """The file with another memory of the same name, and with sums and a seal that are right."""
+def unsigned(file: Path, change=lambda label, body, content: body) -> bytes:
+    """The file by nobody, as anybody can make one: changed, with sums that are right."""
     tar = subprocess.run(["zstd", "-dcq", str(file)], capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         entries = {entry.name: entry for entry in archive}
@@ -157,6 +222,17 @@ def forge(file: Path) -> bytes:
         return header.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
 
     label = json.loads(content("point.json"))
+    del label["signer"]
+    begin, end = entries["disk"].offset, entries["seal.json"].offset
+    body = change(label, tar[begin:end], content)
+    before = entry("point.json", json.dumps(label).encode()) + body
+    seal = json.dumps({"sha256": hashlib.sha256(before).hexdigest()}).encode()
+    packed = before + entry("seal.json", seal) + bytes(1024)
+    return subprocess.run(["zstd", "-cq"], input=packed, capture_output=True, check=True).stdout
+
+
+def forged_memory(label, body, content) -> bytes:
+    """Another memory of the same name."""
     # A point has an id; that of the machine it began with is in the image.
     label["point"]["id"] = f"p{secrets.token_hex(10)}"
     (base,) = (about for about in label["memory"] if about["name"] == "base")
@@ -165,11 +241,7 @@ def forge(file: Path) -> bytes:
     forged = pages.replace(MARK, FORGED)
     del base["blake3"]
     base["sha256"] = hashlib.sha256(forged).hexdigest()
-    begin, end = entries["disk"].offset, entries["seal.json"].offset
-    before = entry("point.json", json.dumps(label).encode()) + tar[begin:end].replace(pages, forged)
-    seal = json.dumps({"sha256": hashlib.sha256(before).hexdigest()}).encode()
-    packed = before + entry("seal.json", seal) + bytes(1024)
-    return subprocess.run(["zstd", "-cq"], input=packed, capture_output=True, check=True).stdout
+    return body.replace(pages, forged)
 
 
 @needs_machines
@@ -183,7 +255,7 @@ def test_a_forged_memory_reaches_no_box_of_others(here, there, packed):
         here.start()
 
     point, file = packed("microvm", before=mark, memory=True)
-    data = forge(file)
+    data = unsigned(file, forged_memory)
     assert upload(there, file.read_bytes())[0] == 201
     status, forged = upload(there, data)
     assert status == 201 and forged["id"] != point["id"], forged

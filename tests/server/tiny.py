@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sandkeep_server import Server, binary, state_dir
 
-PROGRAMS = "bash sh cat echo ls dd sleep sync cksum mkdir rm mv cp head tail od date kill true false seq hostname truncate wc ln touch stat mkfifo nohup timeout".split()
+PROGRAMS = "bash sh cat echo ls dd sleep sync cksum mkdir rm mv cp head tail od date kill true false seq hostname truncate wc ln touch stat mkfifo nohup timeout perl".split()
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\n"
 GROUP = "root:x:0:\nuser:x:1000:\n"
 
@@ -99,6 +99,24 @@ COUNTER = """
 mkfifo /run/ask /run/answer
 nohup bash -c 'n=0; while read -r _ < /run/ask; do n=$((n+1)); echo $n > /run/answer; done' > /dev/null 2>&1 &
 """
+# Another that talks to itself over a connection.
+LINKED = """
+mkfifo /run/link-ask /run/link-answer
+cat > /run/linked <<'END'
+my $at = pack("S n C4 x8", 2, 8099, 127, 0, 0, 1);
+socket(DOOR, 2, 1, 0) && bind(DOOR, $at) && listen(DOOR, 1) or die $!;
+socket(NEAR, 2, 1, 0) && connect(NEAR, $at) && accept(FAR, DOOR) or die $!;
+my $count = 0;
+while (1) {
+    open(ASK, "<", "/run/link-ask") && <ASK>;
+    syswrite(NEAR, "over " . ++$count . "\\n");
+    sysread(FAR, my $heard, 100);
+    open(ANSWER, ">", "/run/link-answer") && print(ANSWER $heard) && close(ANSWER);
+}
+END
+nohup perl /run/linked > /dev/null 2>&1 &
+"""
+ASK_LINKED = "timeout 60 bash -c 'echo x > /run/link-ask; cat /run/link-answer'"
 ASK = "timeout 60 bash -c 'echo x > /run/ask; cat /run/answer'"
 
 

@@ -172,6 +172,7 @@ mod tests {
             "GET /v1/events",
             "GET /v1/health",
             "GET /v1/host",
+            "GET /v1/host/key",
             "GET /v1/profiles",
             "GET /v1/profiles/{name}",
             "PUT /v1/profiles/{name}",

@@ -185,6 +185,15 @@ pub enum Action {
     SnapshotTaken {
         snapshot: Text,
     },
+    /// A point came in a file from elsewhere.
+    PointImported {
+        point: Text,
+        /// The key of the server that signed the file, if one did.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        signer: Option<Text>,
+        /// Whether its memory was taken, too.
+        memory: bool,
+    },
     /// A crash left half a line at the end of the log; it was cut off.
     LogRepaired {
         segment: Text,
@@ -198,7 +207,7 @@ pub enum Action {
 
 impl Action {
     /// All names, for those who write filters.
-    pub const NAMES: [&'static str; 19] = [
+    pub const NAMES: [&'static str; 20] = [
         "connection_opened",
         "connection_allowed",
         "connection_denied",
@@ -216,6 +225,7 @@ impl Action {
         "sandbox_created",
         "sandbox_killed",
         "snapshot_taken",
+        "point_imported",
         "log_repaired",
         "entries_lost",
     ];
@@ -250,6 +260,7 @@ impl Action {
             Self::SandboxCreated { .. } => "sandbox_created",
             Self::SandboxKilled { .. } => "sandbox_killed",
             Self::SnapshotTaken { .. } => "snapshot_taken",
+            Self::PointImported { .. } => "point_imported",
             Self::LogRepaired { .. } => "log_repaired",
             Self::EntriesLost { .. } => "entries_lost",
         }
@@ -274,6 +285,11 @@ mod tests {
             Action::NameDenied { host: "a".into() },
             Action::SigningKeyRotated { kid: "k".into() },
             Action::EntriesLost { count: 1 },
+            Action::PointImported {
+                point: "p".into(),
+                signer: None,
+                memory: true,
+            },
             Action::SandboxKilled {
                 reason: "r".into(),
                 event: 7,

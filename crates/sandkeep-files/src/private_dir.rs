@@ -106,6 +106,25 @@ impl PrivateDir {
         self.place(name, bytes, RenameFlags::NOREPLACE)
     }
 
+    /// The bytes of a file that is made on first use, and only then.
+    pub fn read_or_make(
+        &self,
+        name: &str,
+        limit: u64,
+        make: impl FnOnce() -> Result<Zeroizing<Vec<u8>>>,
+    ) -> Result<Zeroizing<Vec<u8>>> {
+        if let Some(found) = self.read(name, limit)? {
+            return Ok(found);
+        }
+        let made = make()?;
+        if self.create(name, &made)? {
+            return Ok(made);
+        }
+        // Somebody else was quicker; theirs counts.
+        self.read(name, limit)?
+            .ok_or_else(|| Error::conflict(format!("{name} comes and goes")))
+    }
+
     /// What is not there is fine.
     pub fn remove(&self, name: &str) -> Result<()> {
         let path = self.path.join(name);
@@ -239,6 +258,22 @@ mod tests {
         dir.remove("a").unwrap();
         dir.remove("a").unwrap();
         assert!(dir.entries().unwrap().is_empty());
+    }
+
+    #[test]
+    fn made_on_first_use() {
+        let (_room, dir) = room();
+        let one = || Ok(Zeroizing::new(b"one".to_vec()));
+        let fails = || Err(Error::conflict("nothing to make it from"));
+        assert!(dir.read_or_make("a", 10, fails).is_err());
+        assert_eq!(dir.read_or_make("a", 10, one).unwrap().as_slice(), b"one");
+        assert_eq!(dir.read_or_make("a", 10, fails).unwrap().as_slice(), b"one");
+        // Somebody writes another while this one is made.
+        let slow = || {
+            dir.write("b", b"two")?;
+            one()
+        };
+        assert_eq!(dir.read_or_make("b", 10, slow).unwrap().as_slice(), b"two");
     }
 
     #[test]

@@ -48,6 +48,22 @@ fn field_of_memory(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// What the processor can do, by the names that /proc/cpuinfo has for it.
+pub fn processor() -> Vec<String> {
+    features(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+}
+
+fn features(text: &str) -> Vec<String> {
+    let line = text.lines().find_map(|line| {
+        let (name, list) = line.split_once(':')?;
+        matches!(name.trim_end(), "flags" | "Features").then_some(list)
+    });
+    line.unwrap_or_default()
+        .split_ascii_whitespace()
+        .map(str::to_owned)
+        .collect()
+}
+
 /// Kills one process; that it is gone already is fine.
 pub fn kill(pid: i32) {
     if let Some(pid) = Pid::from_raw(pid)
@@ -112,6 +128,15 @@ mod tests {
         assert_eq!(field_of_memory(text, "MemAvailable"), None);
         assert_eq!(field_of_memory(text, "Mem"), None);
         assert!(memory("MemTotal") > memory("MemAvailable"));
+    }
+
+    #[test]
+    fn a_processor_is_what_its_first_core_can_do() {
+        let intel = "processor\t: 0\nflags\t\t: fpu avx2\nvmx flags\t: vnmi\n\nflags : other\n";
+        assert_eq!(features(intel), ["fpu", "avx2"]);
+        assert_eq!(features("Features\t: fp asimd\n"), ["fp", "asimd"]);
+        assert!(features("flags\n").is_empty());
+        assert!(!processor().is_empty());
     }
 
     #[test]

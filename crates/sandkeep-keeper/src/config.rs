@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use sandkeep_model::{IsolationWish, Limits, PointPolicy, TemplateName};
+use sandkeep_model::{IsolationWish, Limits, PointPolicy, ServerKey, TemplateName};
 
 use crate::NetworkConfig;
 
@@ -18,6 +18,9 @@ pub struct KeeperConfig {
     pub network: NetworkConfig,
     /// When points are made by themselves of boxes whose create says nothing.
     pub points: Option<PointPolicy>,
+    /// Servers whose points are taken with their memory also where that is read with the rights
+    /// of this host.
+    pub trusted_servers: Vec<ServerKey>,
 }
 
 /// What a box gets that asks for nothing, and the most any box may ask for.

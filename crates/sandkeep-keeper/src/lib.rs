@@ -33,6 +33,6 @@ pub use egress::{BoundTo, Egress, EgressWish};
 pub use keeper::{BoxFinder, BoxView, HostReport, Keeper, LevelReport};
 pub use network::{DenialBell, NetworkConfig};
 pub use time::{
-    Command, Counts, Export, ForkWish, Hold, PauseWish, Place, PointWish, Timeline,
+    Command, Counts, Export, ForkWish, Hold, Imported, PauseWish, Place, PointWish, Timeline,
     check_point_policy,
 };

@@ -17,6 +17,7 @@ mod recipe;
 mod sandbox;
 mod secret;
 mod secret_name;
+mod server_key;
 mod state;
 mod time;
 mod usage;
@@ -41,6 +42,7 @@ pub use recipe::{
 pub use sandbox::{CreateSandbox, ENVD_VERSION, Expiry, OnTimeout, Sandbox, Template};
 pub use secret::Secret;
 pub use secret_name::SecretName;
+pub use server_key::ServerKey;
 pub use state::{GoneReason, State};
 pub use time::Timestamp;
 pub use usage::{Sample, Usage};

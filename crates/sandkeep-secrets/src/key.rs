@@ -63,29 +63,25 @@ fn from_file(path: &std::path::Path, may_make: bool) -> Result<Key> {
         ));
     };
     let dir = PrivateDir::open(parent)?;
-    if let Some(text) = dir.read(name, MAX_TEXT_BYTES)? {
-        return decode(&text).ok_or_else(|| {
-            Error::host_not_ready(format!("{} holds no key", path.display()))
-                .hint("restore it from a backup; without it the stored secrets can not be read")
-                .retryable(false)
-        });
-    }
-    if !may_make {
-        return Err(Error::host_not_ready(format!(
-            "{} is missing, but secrets encrypted with it are stored",
-            path.display()
-        ))
-        .hint("restore it from a backup, or remove the stored secrets and set them again")
-        .retryable(false));
-    }
-    let mut key = Zeroizing::new([0; KEY_BYTES]);
-    aws_lc_rs::rand::fill(key.as_mut()).map_err(|_| Error::internal("no randomness for a key"))?;
-    let text = Zeroizing::new(hex(key.as_ref()) + "\n");
-    if dir.create(name, text.as_bytes())? {
-        return Ok(key);
-    }
-    // Somebody else was quicker; theirs is the key.
-    from_file(path, false)
+    let text = dir.read_or_make(name, MAX_TEXT_BYTES, || {
+        if !may_make {
+            return Err(Error::host_not_ready(format!(
+                "{} is missing, but secrets encrypted with it are stored",
+                path.display()
+            ))
+            .hint("restore it from a backup, or remove the stored secrets and set them again")
+            .retryable(false));
+        }
+        let mut key: Key = Zeroizing::new([0; KEY_BYTES]);
+        aws_lc_rs::rand::fill(key.as_mut())
+            .map_err(|_| Error::internal("no randomness for a key"))?;
+        Ok(Zeroizing::new((hex(key.as_ref()) + "\n").into_bytes()))
+    })?;
+    decode(&text).ok_or_else(|| {
+        Error::host_not_ready(format!("{} holds no key", path.display()))
+            .hint("restore it from a backup; without it the stored secrets can not be read")
+            .retryable(false)
+    })
 }
 
 /// Runs the command with a deadline. Its output is a key, so it is wiped and never shown.

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use sandkeep_model::{Code, Error, Point, PointId, Result, SandboxId};
+use sandkeep_model::{Code, Error, Point, PointId, Result, SandboxId, ServerKey};
 
 use crate::{
     archive::ImportLimits,
@@ -101,13 +101,18 @@ impl Vault {
             .await
     }
 
+    /// By which other servers know what was exported here.
+    pub fn server_key(&self) -> ServerKey {
+        self.inner.parcel_key.public()
+    }
+
     /// What a parcel of this point would hold; damaged points are refused in words.
     pub async fn label(&self, point: &Point) -> Result<Label> {
         let point = point.clone();
         self.run(move |vault| parcel::label_of(vault, &point)).await
     }
 
-    /// Packs a point into one file. What breaks off has no seal and is refused everywhere.
+    /// Packs a point into one file, signed by this server. What breaks off has no seal and is refused everywhere.
     pub async fn export_point(&self, label: Label, out: impl Write + Send + 'static) -> Result<()> {
         self.run(move |vault| parcel::pack(vault, &label, out))
             .await
@@ -120,7 +125,7 @@ impl Vault {
         &self,
         reader: impl Read + Send + 'static,
         limits: ImportLimits,
-        accept: impl FnOnce(&Point) -> Result<Option<T>> + Send + 'static,
+        accept: impl FnOnce(&Label) -> Result<Option<T>> + Send + 'static,
     ) -> Result<Opened>
     where
         T: FnOnce(&Path) -> Result<()>,

@@ -16,6 +16,7 @@ use crate::{
     disk::{self, Disk},
     doing::Doing as _,
     lock::Lock,
+    parcel::ParcelKey,
     pool::{Pool, PoolInfo, PoolKind},
     progress::Progress,
     quota::{Quota, Tidied},
@@ -56,6 +57,7 @@ pub struct Inner {
     pub disk_reader: Option<DiskReader>,
     /// What an earlier run left half-made and could not be removed yet.
     half_made: Mutex<Vec<PathBuf>>,
+    pub parcel_key: ParcelKey,
     _locks: Vec<Lock>,
 }
 
@@ -76,6 +78,7 @@ impl Inner {
         let state = fs::canonicalize(&config.state_dir)
             .doing_to("finding the state directory", &config.state_dir)?;
         let mut locks = vec![Lock::take(&state.join("vault.lock"))?];
+        let parcel_key = ParcelKey::open(&state)?;
         let pool = Pool::open(config, &state)?;
         if pool.kind != PoolKind::LoopFile {
             // Two state directories may name the same pool.
@@ -106,6 +109,7 @@ impl Inner {
             spares: Spares::default(),
             verified,
             half_made,
+            parcel_key,
             _locks: locks,
         })
     }

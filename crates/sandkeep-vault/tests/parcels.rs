@@ -3,14 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "parcels/forged.rs"]
+mod forged;
+#[path = "parcels/signed.rs"]
+mod signed;
 
-use common::{MIB, State, header, id, noise};
+use common::{MIB, State, id, noise};
+use forged::Forged;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use sandkeep_model::{
     Code, EngineBuild, Error, Isolation, Limits, Point, PointId, PointKind, Result, SandboxId,
     Timestamp,
 };
-use sandkeep_vault::{ImportLimits, Keep, Opened, Vault};
+use sandkeep_vault::{ImportLimits, Keep, Label, Opened, Vault};
 use sha2::{Digest as _, Sha256};
 use std::{
     ffi::OsStr,
@@ -221,6 +226,7 @@ async fn what_comes_out_elsewhere_is_what_went_in() {
     let opened = import(&other, file.clone(), true).await.unwrap();
     assert_eq!(opened.point, point);
     assert!(opened.memory);
+    assert_eq!(opened.signer, Some(vault.server_key()));
     let found = other.verified_point(&point.id).await.unwrap();
     assert_eq!(found, opened.info);
     let from = vault.verified_point(&point.id).await.unwrap();
@@ -344,7 +350,7 @@ async fn what_is_not_whole_leaves_nothing() {
     longer.push(0);
     assert!(import(&other, longer, true).await.is_err());
     // The reader sees whether it is wanted before anything is written.
-    let refuse = |_: &Point| Err::<Option<TakeIn>, _>(Error::conflict("not wanted"));
+    let refuse = |_: &Label| Err::<Option<TakeIn>, _>(Error::conflict("not wanted"));
     let reader = io::Cursor::new(file);
     let limits = ImportLimits::default();
     let error = other
@@ -368,67 +374,6 @@ async fn what_is_not_whole_leaves_nothing() {
     fs::write(&pages, vec![0; 20_000]).unwrap();
     let error = export(&vault, &point).await.unwrap_err();
     assert!(error.message.contains("damaged"), "{error}");
-}
-
-/// A parcel made by hand, sealed as it should be.
-struct Forged {
-    label: serde_json::Value,
-    tar: tar::Builder<Vec<u8>>,
-}
-
-impl Forged {
-    fn new(entries: u64, bytes: u64) -> Self {
-        let point = point_of(PointId::random(), &id(), false);
-        let label = serde_json::json!({
-            "format": 1, "made_by": "hand", "point": point,
-            "disk": {"entries": entries, "bytes": bytes}, "memory": [],
-        });
-        Self {
-            label,
-            tar: tar::Builder::new(Vec::new()),
-        }
-    }
-
-    /// Also names the tar crate would not write.
-    fn add(&mut self, path: &[u8], kind: tar::EntryType, link: &[u8], body: &[u8]) -> &mut Self {
-        let mut header = header(kind, body.len() as u64, 0o755, 0);
-        header.as_mut_bytes()[..path.len()].copy_from_slice(path);
-        header.set_link_name_literal(link).unwrap();
-        header.set_cksum();
-        self.tar.append(&header, body).unwrap();
-        self
-    }
-
-    fn dir(&mut self, path: &str) -> &mut Self {
-        self.add(path.as_bytes(), tar::EntryType::Directory, b"", b"")
-    }
-
-    fn pax(&mut self, key: &str, value: &[u8]) -> &mut Self {
-        self.tar.append_pax_extensions([(key, value)]).unwrap();
-        self
-    }
-
-    fn pack(&mut self) -> Vec<u8> {
-        let body = std::mem::replace(&mut self.tar, tar::Builder::new(Vec::new()));
-        let body = body.into_inner().unwrap();
-        let body = &body[..body.len() - 1024];
-        let mut tar = tar::Builder::new(Vec::new());
-        common::add_file(
-            &mut tar,
-            "point.json",
-            self.label.to_string().as_bytes(),
-            0o644,
-            0,
-        );
-        tar.get_mut().extend_from_slice(body);
-        let sum: String = Sha256::digest(tar.get_ref())
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect();
-        let seal = serde_json::json!({ "sha256": sum }).to_string();
-        common::add_file(&mut tar, "seal.json", seal.as_bytes(), 0o644, 0);
-        zstd::encode_all(tar.into_inner().unwrap().as_slice(), 1).unwrap()
-    }
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@
 mod checks;
 mod config;
 mod criu;
+mod elsewhere;
 mod launcher;
 mod live;
 mod memory;

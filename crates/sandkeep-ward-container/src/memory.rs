@@ -2,6 +2,7 @@
 
 use crate::{
     criu::{self, Criu},
+    elsewhere,
     launcher::protocol::{self, Restore, Save, Start},
     live::Live,
     start::AGENT,
@@ -19,7 +20,8 @@ use sandkeep_ward::Engine;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
@@ -28,7 +30,8 @@ use std::{
 };
 
 /// In an image, beside the files of CRIU (`*.img`): what we must know.
-const NOTE: &str = "box.json";
+pub const NOTE: &str = "box.json";
+const MOST_NOTE: u64 = 64 << 10;
 /// The descriptor on which every agent listens.
 const LISTENER: i32 = 3;
 /// Bump it with the mounts, namespaces and descriptors of boxes.
@@ -45,9 +48,23 @@ const MAKING_PROCESSES: &[libc::c_long] = &[libc::SYS_clone, libc::SYS_clone3];
 
 /// What must be known to read an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Note {
+pub struct Note {
     /// The inode of the agent's socket.
     listener: u64,
+    /// What programs in it may have found that the processor can do, by name.
+    #[serde(default)]
+    pub processor: Vec<String>,
+}
+
+impl Note {
+    pub fn read(image: &Path) -> Result<Self> {
+        let mut text = Vec::new();
+        fs::File::open(image.join(NOTE))
+            .and_then(|file| file.take(MOST_NOTE).read_to_end(&mut text))
+            .doing("reading the image")?;
+        serde_json::from_slice(&text)
+            .map_err(|error| Error::internal(format!("the image is not ours: {error}")))
+    }
 }
 
 /// An image that can be read.
@@ -123,12 +140,9 @@ impl Inner {
 
     pub(crate) async fn open_image(&self, path: &Path) -> Result<Image> {
         let criu = self.criu().await?;
-        let text = fs::read(path.join(NOTE)).doing("reading the image")?;
-        let note = serde_json::from_slice(&text)
-            .map_err(|error| Error::internal(format!("the image is not ours: {error}")))?;
         Ok(Image {
             path: path.to_owned(),
-            note,
+            note: Note::read(path)?,
             criu: self.call(&criu),
         })
     }
@@ -194,11 +208,10 @@ fn prepare(
             "the box has TCP connections open, which this CRIU can not bring back",
         ));
     }
-    // Processes read it themselves when they come back, some as root of the host and some as
-    // root of the box. Nobody else gets here: the way to it is closed.
-    fs::set_permissions(image, fs::Permissions::from_mode(0o755)).doing("writing the image")?;
+    open_to_the_box(image).doing("writing the image")?;
     let note = Note {
         listener: listener(live.record.pid).doing("finding the socket of the agent")?,
+        processor: elsewhere::instructions(),
     };
     let text = serde_json::to_vec(&note).map_err(|error| Error::internal(error.to_string()))?;
     fs::write(image.join(NOTE), text).doing("writing the image")?;
@@ -206,6 +219,12 @@ fn prepare(
     // there is a newer one.
     fs::copy(box_dir.join(AGENT), image.join(AGENT)).doing("writing the image")?;
     Ok((open_dir(box_dir)?, writing::begin(box_dir)?))
+}
+
+/// Processes read their image themselves when they come back, some as root of the host and some
+/// as root of the box. Nobody else gets here: the way to it is closed.
+pub fn open_to_the_box(image: &Path) -> io::Result<()> {
+    fs::set_permissions(image, fs::Permissions::from_mode(0o755))
 }
 
 /// Lets the agent put down connections of ours that are over. It may have been frozen before it

@@ -5,6 +5,7 @@ use crate::{
     checks,
     config::ContainerWardConfig,
     criu::Criu,
+    elsewhere,
     failure::Doing,
     launcher::{client::Launcher, protocol::Setup},
     live::{self, Live},
@@ -20,7 +21,9 @@ use sandkeep_host::{
     work::{blocking, lock},
 };
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, Usage, random_token};
-use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
+use sandkeep_ward::{
+    Adoption, BoxSpec, Channel, Check, Engine, ImagesFrom, LiveBox, Swept, Ward, WardEvent,
+};
 use std::{
     collections::{HashMap, HashSet},
     fs,
@@ -336,6 +339,16 @@ impl Ward for ContainerWard {
 
     async fn engine(&self) -> Result<Engine> {
         self.inner.engine().await
+    }
+
+    /// CRIU builds the box with the rights of the host, as the image says.
+    fn images_from(&self) -> ImagesFrom {
+        ImagesFrom::KnownServers
+    }
+
+    async fn take_in(&self, image: &Path) -> Result<()> {
+        let image = image.to_owned();
+        blocking(move || elsewhere::take_in(&image)).await
     }
 
     async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {

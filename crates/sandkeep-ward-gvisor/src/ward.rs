@@ -17,7 +17,9 @@ use sandkeep_host::{
 };
 use sandkeep_model::{Error, Isolation, Limits, Result, SandboxId, Usage};
 use sandkeep_own_kernel::{self as own_kernel, Roster};
-use sandkeep_ward::{Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent};
+use sandkeep_ward::{
+    Adoption, BoxSpec, Channel, Check, Engine, ImagesFrom, LiveBox, Swept, Ward, WardEvent,
+};
 use std::{
     collections::HashSet,
     os::fd::OwnedFd,
@@ -148,13 +150,8 @@ impl Ward for GvisorWard {
     }
 
     /// The kernel of the box reads its image inside of its own walls.
-    fn reads_images_from_elsewhere(&self) -> bool {
-        true
-    }
-
-    /// It shares nothing with others.
-    async fn take_in(&self, _image: &Path) -> Result<()> {
-        Ok(())
+    fn images_from(&self) -> ImagesFrom {
+        ImagesFrom::Anybody
     }
 
     async fn check(&self) -> Vec<Check> {

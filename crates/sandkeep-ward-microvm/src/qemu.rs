@@ -5,7 +5,7 @@ use crate::{
     kernel::{Kernel, hex},
 };
 use sandkeep_agent_api::machine::OPTION;
-use sandkeep_host::{failure::Doing as _, files::replace};
+use sandkeep_host::{failure::Doing as _, files::replace, proc};
 use sandkeep_model::{Error, Limits, Result};
 use sandkeep_netlink::{BOX_MAC, HOST_V4};
 use serde::{Deserialize, Serialize};
@@ -61,14 +61,9 @@ impl Accel {
     /// KVM that is there and looks real: a device alone is not enough, some hosts offer one
     /// that can not run a machine. Whether it can is seen when the first machine boots.
     pub fn offered() -> Self {
-        let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let real = flags
-            .lines()
-            .find(|line| line.starts_with("flags"))
-            .is_some_and(|line| {
-                line.split_ascii_whitespace()
-                    .any(|flag| flag == "vmx" || flag == "svm")
-            });
+        let real = proc::processor()
+            .iter()
+            .any(|flag| flag == "vmx" || flag == "svm");
         let opens = fs::File::options()
             .read(true)
             .write(true)

@@ -24,7 +24,8 @@ use sandkeep_host::{
 use sandkeep_model::{Error, Isolation, Limits, Result, SandboxId, Usage};
 use sandkeep_own_kernel::{self as own_kernel, Roster};
 use sandkeep_ward::{
-    Acceleration, Adoption, BoxSpec, Channel, Check, Engine, LiveBox, Swept, Ward, WardEvent,
+    Acceleration, Adoption, BoxSpec, Channel, Check, Engine, ImagesFrom, LiveBox, Swept, Ward,
+    WardEvent,
 };
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -341,8 +342,8 @@ impl Ward for MicrovmWard {
     }
 
     /// Pages and devices are read by QEMU in its jail; what is read outside is checked.
-    fn reads_images_from_elsewhere(&self) -> bool {
-        true
+    fn images_from(&self) -> ImagesFrom {
+        ImagesFrom::Anybody
     }
 
     async fn take_in(&self, image: &Path) -> Result<()> {

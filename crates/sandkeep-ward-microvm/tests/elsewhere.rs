@@ -5,12 +5,9 @@ mod common;
 use sandkeep_model::Limits;
 use sandkeep_ward::{
     Adoption, BoxSpec, LiveBox, Ward,
-    conformance::{Bench as _, MemoryBench as _, run},
+    conformance::{Bench as _, MemoryBench as _, lab::carried, run},
 };
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 /// With the end of its line as many bytes as go into a page without a rest.
 const MARK: &[u8; 31] = b"what a box has in its memory...";
@@ -20,14 +17,6 @@ async fn said(ward: &dyn Ward, live: &LiveBox, command: &str) -> String {
     let output = run(ward, &live.id, command).await;
     assert!(output.success(), "{output:?}");
     output.stdout
-}
-
-/// Files alone: an image is flat.
-fn copied(from: &Path, to: PathBuf) -> PathBuf {
-    for entry in fs::read_dir(from).expect("an image").flatten() {
-        fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy");
-    }
-    to
 }
 
 fn replaced(file: &Path, from: &[u8; 31], to: &[u8; 31]) -> usize {
@@ -71,7 +60,7 @@ async fn an_imported_image_with_the_base_id_of_somebody_else_reaches_nobody_else
     let roots: Vec<_> = (0..3).map(|_| bench.copy_of(&root)).collect();
     ward.destroy(&live.id).await.expect("it is destroyed");
 
-    let forged = copied(&image, bench.directory());
+    let forged = carried(&image, bench.directory());
     let count = replaced(&forged.join("base"), MARK, FORGED);
     assert!(count >= 1000, "{count} times in memory");
     let ward = bench.ward();

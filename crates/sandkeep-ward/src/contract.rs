@@ -61,6 +61,15 @@ pub struct Engine {
     pub build: String,
 }
 
+/// Whose images an engine may read, beside those that were written here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImagesFrom {
+    /// What reads them is itself locked in: a hostile one is no danger to the host.
+    Anybody,
+    /// What reads them has rights of the host, and with them whoever wrote one.
+    KnownServers,
+}
+
 /// What runs the instructions of a box that is a machine of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -184,17 +193,17 @@ pub trait Ward: Send + Sync + 'static {
         Err(cannot(self.level(), "write memory to disk"))
     }
 
-    /// Whether an image that somebody else wrote may be given to [`Ward::restore`]: what reads
-    /// it is itself locked in, so that a hostile one is no danger to the host.
-    fn reads_images_from_elsewhere(&self) -> bool {
-        false
+    /// Whose images may be given to [`Ward::restore`].
+    fn images_from(&self) -> ImagesFrom {
+        ImagesFrom::KnownServers
     }
 
-    /// Takes in an image that somebody else wrote, while it has no name and nothing has read it:
-    /// refuses what [`Ward::save`] would not write, and may change the files, which are summed up
-    /// afterwards. Names in it by which boxes share something must not be those of others.
+    /// Takes in an image that was written elsewhere, by whom [`Ward::images_from`] says, while it
+    /// has no name and nothing has read it: refuses what [`Ward::save`] would not write, and may
+    /// change the files, which are summed up afterwards. Names in it by which boxes share
+    /// something must not be those of others.
     async fn take_in(&self, _image: &Path) -> Result<()> {
-        Err(cannot(self.level(), "take memory from elsewhere"))
+        Ok(())
     }
 
     /// Writes processes and memory of a frozen box into the empty directory `image`. It

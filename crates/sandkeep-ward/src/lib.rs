@@ -11,7 +11,7 @@ mod spec;
 
 pub use channel::{Channel, ChannelIo};
 pub use check::{Check, Verdict};
-pub use contract::{Acceleration, Adoption, Engine, LiveBox, Swept, Ward, WardEvent};
+pub use contract::{Acceleration, Adoption, Engine, ImagesFrom, LiveBox, Swept, Ward, WardEvent};
 
 pub use spec::BoxSpec;
 

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use sandkeep_identity::SigningAlgorithm;
 use sandkeep_keeper::{KeeperConfig, Limiting, NetworkConfig, PoolConfig, check_point_policy};
 use sandkeep_moat::policy::Profile;
-use sandkeep_model::{Error, IsolationWish, Limits, Result, TemplateName};
+use sandkeep_model::{Error, IsolationWish, Limits, Result, ServerKey, TemplateName};
 use serde::Deserialize;
 
 use crate::{
@@ -109,6 +109,11 @@ settings! {
     /// before=risky,every=10m,keep=50; `sandkeep auto-points --help` tells all words [default: none]
     #[arg(value_name = "RULE")]
     auto_points: AutoRule = "SANDKEEP_AUTO_POINTS",
+    /// Public keys of servers (`sandkeep points key`), comma-separated, whose points are imported
+    /// with their memory at the isolation level container, too. Who runs them can then become
+    /// root here. [default: none but this one]
+    #[arg(value_name = "KEY,…")]
+    trusted_servers: Listed<ServerKey> = "SANDKEEP_TRUSTED_SERVERS",
     /// What boxes may reach whose create says nothing: deny, open or package-registries [default: deny]
     #[arg(value_name = "PROFILE")]
     network_default: Profile = "SANDKEEP_NETWORK_DEFAULT",
@@ -265,6 +270,9 @@ impl Config {
                 // Made when the host has been looked at.
                 network: NetworkConfig::default(),
                 points,
+                trusted_servers: settings
+                    .trusted_servers
+                    .map_or_else(Vec::new, |list| list.0),
             },
             identity: IdentitySettings {
                 url: settings.issuer_url.map(|url| url.parse()).transpose()?,
@@ -451,6 +459,23 @@ mod tests {
         let settings = flags(&["--default-memory", "2GiB", "--max-memory", "1GiB"]);
         let error = Config::load(settings, Some(&file("").1)).unwrap_err();
         assert!(error.message.contains("memory"), "{error}");
+    }
+
+    #[test]
+    fn trusted_servers_are_keys() {
+        let key = ServerKey::new([7; ServerKey::BYTES]);
+        let (_dir, path) = file(&format!("trusted_servers = [\"{key}\"]\n"));
+        let config = Config::load(Settings::default(), Some(&path)).unwrap();
+        assert_eq!(config.keeper.trusted_servers, [key]);
+        let settings = flags(&["--trusted-servers", &format!("{key},{key}")]);
+        let config = Config::load(settings, Some(&path)).unwrap();
+        assert_eq!(config.keeper.trusted_servers, [key, key]);
+
+        let (_dir, path) = file("\ntrusted_servers = [\"keep.example.org\"]\n");
+        let error = Config::load(Settings::default(), Some(&path)).unwrap_err();
+        assert!(error.message.contains("line 2"), "{error}");
+        assert!(error.message.contains("keep.example.org"), "{error}");
+        assert!(error.message.contains("sandkeep points key"), "{error}");
     }
 
     #[test]

@@ -24,6 +24,12 @@ Examples:
   sandkeep points export before | ssh other sandkeep points import -
   sandkeep create --from-point before      on the other machine";
 
+const KEY_EXAMPLES: &str = "\
+At the isolation level container the memory of a point is only taken from servers that are trusted.
+On the server that is to take it:
+  sandkeep serve --trusted-servers \"$(ssh other sandkeep points key)\"
+or `trusted_servers` in its sandkeep.toml. Who runs the other server can then become root on this one.";
+
 #[derive(Debug, Subcommand)]
 pub enum TimeCommand {
     /// Put a box to rest, with its processes where this level can
@@ -99,7 +105,7 @@ pub enum TimeCommand {
         #[arg(value_name = "RULE")]
         rules: Vec<AutoRule>,
     },
-    /// Points: list, name, tag, export, import and delete
+    /// Points: list, name, tag, export, import and delete; the key of this server
     #[command(subcommand)]
     Points(PointsCommand),
     /// Files that changed from one point to another
@@ -139,6 +145,9 @@ pub enum PointsCommand {
         #[arg(long)]
         files_only: bool,
     },
+    /// Print the public key by which other servers know the points exported by this one
+    #[command(after_help = KEY_EXAMPLES)]
+    Key,
     /// Give a point a name; one with a name is never removed by a rule
     Name {
         /// Id of the point, or a name that no other has

@@ -14,6 +14,8 @@ use axum::{
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderName, StatusCode, header, request::Parts};
+use sandkeep_audit::Action;
+use sandkeep_keeper::Imported;
 use sandkeep_model::{Code, Error};
 use tokio::{
     runtime::Handle,
@@ -26,7 +28,9 @@ use super::{
     time::{PointView, called},
     upload::upload,
 };
-use crate::{error::NativeError, extract::path_part, query::NativeQuery, state::Shared};
+use crate::{
+    caller::Caller, error::NativeError, extract::path_part, query::NativeQuery, state::Shared,
+};
 
 /// At once: each keeps a thread waiting for its client.
 static TRANSFERS: Semaphore = Semaphore::const_new(2);
@@ -50,7 +54,7 @@ fn slot() -> Result<tokio::sync::SemaphorePermit<'static>, Error> {
 
 /// A point as one file (a tar packed with zstd), to be imported elsewhere.
 ///
-/// It is packed while it is sent. A transfer that breaks off leaves a file that is refused.
+/// It is signed with the key of this server, and packed while it is sent. A transfer that breaks off leaves a file that is refused.
 #[utoipa::path(get, path = "/v1/points/{id}/export", tag = "time", operation_id = "export_point",
     params(("id" = String, Path, description = "The point, by its id or name")),
     responses((status = 200, description = "The file", body = Vec<u8>, content_type = "application/zstd")))]
@@ -129,13 +133,15 @@ impl Write for Pieces {
 /// Makes a point from an exported file.
 ///
 /// Everything in it is compared before the point has a name; an upload that breaks off leaves
-/// nothing. Memory is only taken by the engine build that wrote it.
+/// nothing. Memory is only taken by the engine build that wrote it, and at isolation level
+/// `container` only from servers that the operator trusts (setting `trusted_servers`).
 #[utoipa::path(post, path = "/v1/points/import", tag = "time", operation_id = "import_point",
     params(("files_only" = Option<bool>, Query, description = "Leave out its memory")),
     request_body(content = String, content_type = "application/zstd"),
     responses((status = 201, body = PointView)))]
 pub(crate) async fn import(
     State(state): State<Shared>,
+    caller: Caller,
     NativeQuery(mut query): NativeQuery,
     request: Request,
 ) -> Result<(StatusCode, Json<PointView>), NativeError> {
@@ -152,5 +158,12 @@ pub(crate) async fn import(
     };
     let (fed, made) = tokio::join!(feeding, state.keeper.import_point(reader, files_only));
     fed?;
-    Ok((StatusCode::CREATED, Json(made?.into())))
+    let Imported { point, signer } = made?;
+    let action = Action::PointImported {
+        point: point.id.as_str().into(),
+        signer: signer.map(|key| key.to_string().as_str().into()),
+        memory: point.has_memory(),
+    };
+    caller.did(&state, action).await;
+    Ok((StatusCode::CREATED, Json(point.into())))
 }

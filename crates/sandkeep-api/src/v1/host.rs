@@ -1,7 +1,7 @@
 //! The server itself.
 
 use axum::{Json, extract::State};
-use sandkeep_model::{ENVD_VERSION, Isolation};
+use sandkeep_model::{ENVD_VERSION, Isolation, ServerKey};
 use sandkeep_ward::{Check, Verdict};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -45,6 +45,22 @@ pub(crate) async fn version(State(state): State<Shared>) -> Json<Version> {
         api: "v1",
         envd: ENVD_VERSION,
         domain: state.domain.clone(),
+    })
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ServerKeyView {
+    /// As `trusted_servers` of another server takes it.
+    #[schema(value_type = String, example = "ed25519:RofokU5ZfJyEMd8oIn8IGI6A3CnY28WJbo5DCS_osws")]
+    key: ServerKey,
+}
+
+/// The public key with which this server signs exported points.
+#[utoipa::path(get, path = "/v1/host/key", tag = "server", operation_id = "key",
+    responses((status = 200, body = ServerKeyView)))]
+pub(crate) async fn key(State(state): State<Shared>) -> Json<ServerKeyView> {
+    Json(ServerKeyView {
+        key: state.keeper.server_key(),
     })
 }
 

@@ -36,6 +36,7 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(host::health))
         .routes(routes!(host::version))
         .routes(routes!(host::host))
+        .routes(routes!(host::key))
         .routes(routes!(sandboxes::create, sandboxes::list))
         .routes(routes!(sandboxes::get, lifecycle::kill))
         .routes(routes!(lifecycle::set_timeout))

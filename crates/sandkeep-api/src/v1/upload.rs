@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 /// Pieces that wait for the reader.
 const WAITING: usize = 16;
-/// What is still taken when the reader wants no more: a client that is sending hears the
-/// answer only when it was listened to, but nobody is listened to for ever.
+/// What is still taken while a client that is sending is told that the reader wants no more:
+/// closed before it has read that, the connection takes it along. Nobody is listened to for ever.
 const LEFT_OVER: u64 = 16 << 20;
 
 /// The two ends of an upload.
@@ -33,9 +33,9 @@ enum Piece {
 pub(super) struct Feed(mpsc::Sender<Piece>);
 
 impl Feed {
-    /// Passes on the body to its end, at the reader's pace.
-    pub(super) async fn pump(self, body: impl Stream<Item = io::Result<Bytes>>) {
-        let mut body = std::pin::pin!(body);
+    /// Passes on the body to its end, or until the reader wants no more, at the reader's pace.
+    pub(super) async fn pump(self, body: impl Stream<Item = io::Result<Bytes>> + Send + 'static) {
+        let mut body = body.boxed();
         while let Some(piece) = body.next().await {
             let (piece, broken) = match piece {
                 Ok(bytes) => (Piece::Bytes(bytes), false),
@@ -46,7 +46,8 @@ impl Feed {
                 return;
             }
             if refused {
-                return discard(body, LEFT_OVER).await;
+                tokio::spawn(discard(body, LEFT_OVER));
+                return;
             }
         }
         // A reader that had enough does not need to know.
@@ -131,9 +132,14 @@ mod tests {
 
     #[tokio::test]
     async fn what_nobody_wants_any_more_is_taken_within_bounds() {
+        let endless = stream::repeat_with(|| Ok(Bytes::from_static(&[0; 1 << 16])));
+        discard(endless, LEFT_OVER).await;
+    }
+
+    #[tokio::test]
+    async fn a_refusal_does_not_wait_for_the_rest() {
         let (feed, reader) = upload();
         drop(reader);
-        let endless = stream::repeat_with(|| Ok(Bytes::from_static(&[0; 1 << 16])));
-        feed.pump(endless).await;
+        feed.pump(pieces(&["ab"]).chain(stream::pending())).await;
     }
 }

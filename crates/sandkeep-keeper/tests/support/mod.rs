@@ -142,6 +142,7 @@ pub fn config() -> KeeperConfig {
         keep_history: Duration::from_secs(3600),
         network: NetworkConfig::default(),
         points: None,
+        trusted_servers: Vec::new(),
     }
 }
 

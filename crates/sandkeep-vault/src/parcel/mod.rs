@@ -6,24 +6,26 @@
 //! point.json       the label: format, the point, what of memory and disk is to follow
 //! disk/…           the tree, with owners, modes, times, attributes, links and holes
 //! memory/NAME      the files of the memory, if there is any
-//! seal.json        the SHA-256 of every byte of the tar before it
+//! seal.json        the SHA-256 of every byte of the tar before it, signed by who the label says
 //! ```
 //!
 //! Reading is strict: what is not in this order, not announced by the label or not under the
 //! seal is refused, and nothing is given a name before the seal was compared.
 
 mod pack;
+mod seal;
 mod unpack;
 
 pub use pack::{label_of, pack};
+pub use seal::ParcelKey;
 pub use unpack::{Opened, Room, open, unpack};
 
-use sandkeep_model::{Code, Error, Point, Result};
+use sandkeep_model::{Code, Error, Point, Result, ServerKey};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::io::{self, Write};
 
-use crate::{archive::ImportLimits, memory::MemoryFile, sum::hex, tree::damaged};
+use crate::{archive::ImportLimits, memory::MemoryFile, tree::damaged};
 
 /// 1: the sums of the memory are SHA-256.
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=2;
@@ -56,6 +58,10 @@ pub struct Label {
     pub format: u32,
     /// The program that wrote it.
     pub made_by: String,
+    /// The server that signed it, once its seal was compared; until then anybody can say so.
+    /// Parcels from before servers signed have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signer: Option<ServerKey>,
     pub point: Point,
     pub disk: Totals,
     pub memory: Vec<MemoryFile>,
@@ -76,11 +82,6 @@ impl From<ImportLimits> for Totals {
             bytes: used.bytes,
         }
     }
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Seal {
-    sha256: String,
 }
 
 impl Label {
@@ -174,10 +175,13 @@ impl<W: Write> Write for Summed<W> {
 struct Behind {
     sum: Sha256,
     last: Vec<u8>,
+    /// All of it, with the last block.
+    count: u64,
 }
 
 impl Behind {
     fn take(&mut self, bytes: &[u8]) {
+        self.count += bytes.len() as u64;
         self.last.extend_from_slice(bytes);
         let old = self.last.len().saturating_sub(BLOCK);
         self.sum.update(&self.last[..old]);
@@ -188,6 +192,7 @@ impl Behind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sum::hex;
 
     #[test]
     fn records_are_as_long_as_they_say() {

@@ -18,7 +18,7 @@ use tar::{Builder, EntryType, Header};
 
 use super::{
     DISK, FORMAT, LABEL, Label, MEMORY, PAX_LINK, PAX_MAP, PAX_ODD_XATTR, PAX_PATH, PAX_SIZE,
-    PAX_SOCKET, PAX_TIME, PAX_XATTR, SEAL, Seal, Summed, Totals, hex,
+    PAX_SOCKET, PAX_TIME, PAX_XATTR, SEAL, Summed, Totals, seal::Seal,
 };
 use crate::{
     diff, doing::Doing as _, memory::MemoryFile, point, sum::Adding, tree::MAX_XATTR, vault::Inner,
@@ -61,6 +61,7 @@ pub fn label_of(vault: &Inner, point: &Point) -> Result<Label> {
     Ok(Label {
         format: FORMAT,
         made_by: format!("sandkeep {}", env!("CARGO_PKG_VERSION")),
+        signer: Some(vault.parcel_key.public()),
         point: point.clone(),
         disk,
         memory,
@@ -88,9 +89,7 @@ pub fn pack(vault: &Inner, label: &Label, out: impl Write) -> Result<()> {
             packer.memory(&dir.join(&file.name), file)?;
         }
     }
-    let seal = Seal {
-        sha256: hex(packer.tar.get_ref().sum.clone()),
-    };
+    let seal = Seal::new(packer.tar.get_ref().sum.clone(), &vault.parcel_key);
     packer.text(SEAL, &json(&seal)?)?;
     let summed = packer.tar.into_inner().doing("packing")?;
     let mut out = summed.inner.finish().doing("packing")?;

@@ -1,7 +1,7 @@
 //! Opening a parcel that nobody vouches for.
 
 use rustix::fs::{FileType, Timespec};
-use sandkeep_model::{Error, Point, Result, human_bytes};
+use sandkeep_model::{Error, Point, Result, ServerKey, human_bytes};
 use std::{
     cell::RefCell,
     ffi::{OsStr, OsString},
@@ -18,9 +18,9 @@ use std::{
 use tar::{Archive, Entry, EntryType};
 
 use super::{
-    Behind, DISK, LABEL, Label, MAX_LABEL, MAX_PAX, MAX_SEAL, MEMORY, PAX_LINK, PAX_MAP,
-    PAX_ODD_XATTR, PAX_PATH, PAX_SIZE, PAX_SOCKET, PAX_TIME, PAX_XATTR, SEAL, Seal, Totals, broken,
-    hex, in_a_parcel, no_parcel, pack::carried, records,
+    BLOCK, Behind, DISK, LABEL, Label, MAX_LABEL, MAX_PAX, MAX_SEAL, MEMORY, PAX_LINK, PAX_MAP,
+    PAX_ODD_XATTR, PAX_PATH, PAX_SIZE, PAX_SOCKET, PAX_TIME, PAX_XATTR, SEAL, Totals, broken,
+    in_a_parcel, no_parcel, pack::carried, records, seal::Seal,
 };
 use crate::{
     archive::ImportLimits,
@@ -34,6 +34,7 @@ use crate::{
 
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// A tar ends with two blocks of zeros, and may be padded a little.
+const END: u64 = 2 * BLOCK as u64;
 const PADDING: usize = 64 * 1024;
 /// What the pool keeps free for what is under way.
 const ROOM_BESIDE: u64 = 64 << 20;
@@ -47,16 +48,19 @@ pub struct Opened {
     pub bytes: u64,
     /// Whether the memory was taken.
     pub memory: bool,
+    /// Who signed it.
+    pub signer: Option<ServerKey>,
 }
 
-/// Makes a point from a parcel. `accept` sees what it is before anything is written; where the
+/// Makes a point from a parcel. `accept` sees what it says of itself before anything is written
+/// (that it is true, also who signed it, is known before the memory is taken in); where the
 /// memory is wanted it says who takes that in when all of it is there. Until everything was
 /// compared the point has no name, and whatever goes wrong leaves nothing.
 pub fn open<T>(
     vault: &Arc<Inner>,
     reader: impl Read,
     most: &ImportLimits,
-    accept: impl FnOnce(&Point) -> Result<Option<T>>,
+    accept: impl FnOnce(&Label) -> Result<Option<T>>,
 ) -> Result<Opened>
 where
     T: FnOnce(&Path) -> Result<()>,
@@ -73,7 +77,7 @@ where
                     .hint("delete it first with `sandkeep points rm`"),
             );
         }
-        let wanted = accept(&label.point)?.filter(|_| !label.memory.is_empty());
+        let wanted = accept(label)?.filter(|_| !label.memory.is_empty());
         let memory_bytes = wanted.as_ref().map_or(0, |_| label.memory_bytes());
         let bytes = label.disk.bytes.saturating_add(memory_bytes);
         point::check_memory_room(vault, bytes.saturating_add(ROOM_BESIDE))?;
@@ -110,6 +114,7 @@ where
         info,
         bytes: begun.bytes,
         memory,
+        signer: label.signer,
     })
 }
 
@@ -154,7 +159,7 @@ pub fn unpack<B>(
     };
     let mut tree = Tree::new(room.disk.as_fd(), limits);
     let mut memory = label.memory.iter();
-    let seal = loop {
+    let end = loop {
         let mut item =
             Item::next(&mut entries)?.ok_or_else(|| no_parcel("it ends without a seal"))?;
         if let Ok(path) = item.path.strip_prefix(DISK) {
@@ -175,12 +180,11 @@ pub fn unpack<B>(
             let text = item.text(SEAL, MAX_SEAL)?;
             let seal: Seal =
                 serde_json::from_slice(&text).map_err(|_| no_parcel("its seal can not be read"))?;
-            break seal.sha256 == hex(before);
+            seal.check(before, label.signer.as_ref())?;
+            let padded = item.size.next_multiple_of(BLOCK as u64);
+            break item.entry.raw_file_position() + padded + END;
         }
     };
-    if !seal {
-        return Err(no_parcel("it is not what was sealed"));
-    }
     if memory.next().is_some() || Totals::from(tree.used()) != label.disk {
         return Err(no_parcel("it holds less than its label says"));
     }
@@ -188,6 +192,9 @@ pub fn unpack<B>(
         return Err(no_parcel("something follows its seal"));
     }
     nothing_follows(archive.into_inner())?;
+    if behind.borrow().count < end {
+        return Err(no_parcel("it ends in the middle"));
+    }
     tree.finish()?;
     Ok((label, begun))
 }

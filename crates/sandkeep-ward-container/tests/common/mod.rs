@@ -44,6 +44,22 @@ impl ContainerBench {
         ContainerWard::new(ContainerWardConfig { criu, ..config }).expect("the ward is made")
     }
 
+    /// The ward of another server, with other ids for its boxes.
+    pub fn ward_elsewhere(&self) -> Arc<ContainerWard> {
+        let usual =
+            ContainerWardConfig::new(self.elsewhere(), self.lab.agent(), PathBuf::from(LAUNCHER));
+        let config = ContainerWardConfig {
+            id_base: usual.id_base + 0x0400_0000,
+            id_slots: 16,
+            ..usual
+        };
+        ContainerWard::new(config).expect("the ward is made")
+    }
+
+    fn elsewhere(&self) -> PathBuf {
+        self.state.path().join("elsewhere")
+    }
+
     /// The root that was made last.
     pub fn last_root(&self) -> PathBuf {
         self.lab.last_root()
@@ -119,8 +135,10 @@ nohup python3 /root/queue.py >/dev/null 2>&1 & until [ -s /run/held ]; do sleep 
 
 impl Drop for ContainerBench {
     fn drop(&mut self) {
-        if let Ok(state_dir) = self.state_dir().canonicalize() {
-            lab::remove_tree(&sandkeep_ward_container::tree_name(&state_dir));
+        for state_dir in [self.state_dir(), self.elsewhere()] {
+            if let Ok(state_dir) = state_dir.canonicalize() {
+                lab::remove_tree(&sandkeep_ward_container::tree_name(&state_dir));
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use super::HostLimits;
 use crate::LiveBox;
 use std::{
     env, fs,
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process::Command,
     sync::Mutex,
@@ -104,6 +104,18 @@ impl Drop for Lab {
     fn drop(&mut self) {
         self.drop_roots();
     }
+}
+
+/// Puts the files of an image into an empty directory as one finds them that came from elsewhere:
+/// images are flat, and modes are not carried.
+pub fn carried(image: &Path, to: PathBuf) -> PathBuf {
+    for entry in fs::read_dir(image).expect("an image").flatten() {
+        let file = to.join(entry.file_name());
+        fs::copy(entry.path(), &file).expect("a copy");
+        fs::set_permissions(file, fs::Permissions::from_mode(0o600)).expect("a mode");
+    }
+    fs::set_permissions(&to, fs::Permissions::from_mode(0o700)).expect("a mode");
+    to
 }
 
 /// An empty directory below `parent` that nobody else has and nobody else may enter.

@@ -70,6 +70,11 @@ pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyh
         TimeCommand::Points(PointsCommand::Import { file, files_only }) => {
             carry::import(client, output, &file, files_only).await
         }
+        TimeCommand::Points(PointsCommand::Key) => {
+            let request = client.request(Method::GET, &["host", "key"])?;
+            let view = client.json(request).await?;
+            show(output, &view, text(&view, "key"))
+        }
         TimeCommand::Points(PointsCommand::Rm { points }) => {
             for point in points {
                 let request = client.request(Method::DELETE, &["points", &point])?;
