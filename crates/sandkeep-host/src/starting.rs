@@ -1,53 +1,118 @@
 //! Boxes that are being made.
 
 use crate::work::lock;
-use sandkeep_model::{Error, Result, SandboxId};
-use std::{collections::HashSet, sync::Mutex};
-use tokio::sync::oneshot;
+use sandkeep_model::{Code, Error, Result, SandboxId};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::timeout,
+};
+
+/// How often what is still being made is ended again.
+const AGAIN: Duration = Duration::from_millis(200);
+/// Whoever makes a box has come to an end by then, once its processes are killed.
+const ENDED: Duration = Duration::from_secs(60);
 
 /// Nobody may sweep these away, or start them a second time.
+#[derive(Debug, Default, Clone)]
+pub struct Starting(Arc<Ids>);
+
 #[derive(Debug, Default)]
-pub struct Starting(Mutex<HashSet<SandboxId>>);
+struct Ids {
+    begun: Mutex<HashSet<SandboxId>>,
+    /// Rung whenever one is over.
+    over: Notify,
+}
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub struct Begun<'a> {
-    starting: &'a Starting,
+pub struct Begun {
+    starting: Starting,
     id: SandboxId,
 }
 
 impl Starting {
     /// Refused when it is being made already, or `there`.
-    pub fn begin(&self, id: &SandboxId, there: bool) -> Result<Begun<'_>> {
-        if there || !lock(&self.0).insert(id.clone()) {
+    pub fn begin(&self, id: &SandboxId, there: bool) -> Result<Begun> {
+        if there {
             return Err(Error::conflict(format!("box {id} is there already"))
                 .hint("end it first, or use another id"));
         }
+        if !lock(&self.0.begun).insert(id.clone()) {
+            return Err(Error::conflict(format!(
+                "box {id} is still being started for somebody else"
+            ))
+            .hint("try again when that has come to an end")
+            .retryable(true));
+        }
         Ok(Begun {
-            starting: self,
+            starting: self.clone(),
             id: id.clone(),
         })
     }
 
     pub fn contains(&self, id: &SandboxId) -> bool {
-        lock(&self.0).contains(id)
+        lock(&self.0.begun).contains(id)
     }
 
     pub fn names(&self) -> Vec<String> {
-        lock(&self.0).iter().map(ToString::to_string).collect()
+        let begun = lock(&self.0.begun);
+        begun.iter().map(ToString::to_string).collect()
+    }
+
+    async fn over(&self, id: &SandboxId) {
+        loop {
+            let mut over = std::pin::pin!(self.0.over.notified());
+            // Before it is looked: nothing rings unheard.
+            over.as_mut().enable();
+            if !self.contains(id) {
+                return;
+            }
+            over.await;
+        }
+    }
+
+    /// Ends a box by `destroy`, and waits until nobody makes it any more: somebody who gave up
+    /// may have left that behind, and whoever starts it anew must not meet it.
+    pub async fn end<F>(&self, id: &SandboxId, destroy: impl Fn() -> F) -> Result<()>
+    where
+        F: Future<Output = Result<()>>,
+    {
+        let until = Instant::now() + ENDED;
+        loop {
+            destroy().await?;
+            if !self.contains(id) {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(Error::new(
+                    Code::DeadlineExceeded,
+                    format!("box {id} is still being started"),
+                )
+                .hint("try again in a minute")
+                .retryable(true));
+            }
+            // What was made meanwhile is ended in the next round.
+            let _late = timeout(AGAIN, self.over(id)).await;
+        }
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for Begun {
     fn drop(&mut self) {
-        lock(&self.starting.0).remove(&self.id);
+        lock(&self.starting.0.begun).remove(&self.id);
+        self.starting.0.over.notify_waiters();
     }
 }
 
 /// Brings a box to life in a task of its own: a caller that goes away must not leave half a box.
-/// `unwanted` ends one that nobody waited for.
+/// `unwanted` ends one that nobody waited for, and until then nobody begins it anew.
 pub async fn born<T, U>(
-    id: SandboxId,
+    begun: Begun,
     start: impl Future<Output = Result<T>> + Send + 'static,
     unwanted: impl FnOnce(SandboxId) -> U + Send + 'static,
 ) -> Result<T>
@@ -57,19 +122,23 @@ where
 {
     let (tell, told) = oneshot::channel();
     tokio::spawn(async move {
-        if let Err(Ok(_nobody)) = tell.send(start.await)
-            && let Err(error) = unwanted(id.clone()).await
+        let made = start.await;
+        if let Err((Ok(_nobody), begun)) = tell.send((made, begun))
+            && let Err(error) = unwanted(begun.id.clone()).await
         {
-            tracing::error!(%id, %error, "a box that nobody waited for was not ended");
+            tracing::error!(id = %begun.id, %error, "a box that nobody waited for was not ended");
         }
     });
-    told.await
-        .map_err(|_| Error::internal("the task that starts the box ended early"))?
+    let (made, _begun) = told
+        .await
+        .map_err(|_| Error::internal("the task that starts the box ended early"))?;
+    made
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn a_box_is_not_begun_twice() {
@@ -77,9 +146,45 @@ mod tests {
         assert!(starting.begin(&id, true).is_err());
         let begun = starting.begin(&id, false).unwrap();
         assert!(starting.contains(&id));
-        assert!(starting.begin(&id, false).is_err());
+        let again = starting.begin(&id, false).unwrap_err();
+        assert!(again.retryable, "it is over soon");
         drop(begun);
         assert!(starting.names().is_empty());
+        starting.begin(&id, false).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_box_could_not_be_woken_again_after_a_start_that_took_too_long() {
+        let (starting, id) = (Starting::default(), SandboxId::random());
+        let (go, gone) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+        let begun = starting.begin(&id, false).unwrap();
+        let start = {
+            let go = Arc::clone(&go);
+            async move {
+                go.notified().await;
+                Ok("a box")
+            }
+        };
+        let unwanted = {
+            let (gone, starting) = (Arc::clone(&gone), starting.clone());
+            async move |id: SandboxId| {
+                tokio::task::yield_now().await;
+                assert!(starting.contains(&id), "nobody begins it before it is gone");
+                gone.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            }
+        };
+        // Whoever wanted it gives up.
+        let waiting = born(begun, start, unwanted);
+        assert!(timeout(Duration::from_millis(10), waiting).await.is_err());
+        assert!(starting.begin(&id, false).is_err());
+        let destroy = || async {
+            // With its processes gone the start comes to its end.
+            go.notify_one();
+            Ok(())
+        };
+        starting.end(&id, destroy).await.unwrap();
+        assert_eq!(gone.load(Ordering::SeqCst), 1);
         starting.begin(&id, false).unwrap();
     }
 }

@@ -108,7 +108,7 @@ impl<K: Kind> Roster<K> {
         lock(&self.receiver).take()
     }
 
-    pub fn begin(&self, id: &SandboxId) -> Result<Begun<'_>> {
+    pub fn begin(&self, id: &SandboxId) -> Result<Begun> {
         self.starting.begin(id, self.held(id).is_some())
     }
 
@@ -149,6 +149,11 @@ impl<K: Kind> Roster<K> {
                 Ok(None)
             }
         }
+    }
+
+    /// Ends a box for good, also one that is still being started for somebody who gave up.
+    pub async fn end(&self, id: &SandboxId) -> Result<()> {
+        self.starting.end(id, || self.destroy(id)).await
     }
 
     pub async fn destroy(&self, id: &SandboxId) -> Result<()> {

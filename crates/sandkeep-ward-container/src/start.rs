@@ -24,9 +24,6 @@ impl Inner {
     /// Afresh, or from an image of its memory.
     pub(crate) async fn start(&self, spec: BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
         spec.check()?;
-        let _starting = self
-            .starting
-            .begin(&spec.id, self.held(&spec.id).is_some())?;
         let made = self.make(&spec, image).await;
         if made.is_err() {
             let directory = self.box_dir(&spec.id);

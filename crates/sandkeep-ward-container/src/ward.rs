@@ -145,9 +145,11 @@ impl ContainerWard {
     }
 
     async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
+        let there = self.inner.held(&spec.id).is_some();
+        let begun = self.inner.starting.begin(&spec.id, there)?;
         let (inner, unwanted) = (Arc::clone(&self.inner), Arc::clone(&self.inner));
         starting::born(
-            spec.id.clone(),
+            begun,
             async move { inner.start(spec, image.as_deref()).await },
             move |id| async move { unwanted.destroy(&id).await },
         )
@@ -363,9 +365,12 @@ impl Ward for ContainerWard {
         let inner = Arc::clone(&self.inner);
         let id = id.clone();
         // In a task of its own: once begun it goes to the end.
-        tokio::spawn(async move { inner.destroy(&id).await })
-            .await
-            .map_err(|error| Error::internal(format!("ending the box: {error}")))?
+        tokio::spawn(async move {
+            let destroy = || inner.destroy(&id);
+            inner.starting.end(&id, destroy).await
+        })
+        .await
+        .map_err(|error| Error::internal(format!("ending the box: {error}")))?
     }
 
     async fn sweep(&self, known: &HashSet<SandboxId>) -> Result<Swept> {

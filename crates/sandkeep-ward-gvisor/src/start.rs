@@ -38,7 +38,6 @@ impl Inner {
     /// `image` is a directory written by [`Inner::save`].
     pub(crate) async fn start(&self, spec: BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
         spec.check()?;
-        let _starting = self.roster.begin(&spec.id)?;
         let made = self.make(&spec, image).await;
         if made.is_err() {
             self.roster.clear_half_made(&spec.id).await;

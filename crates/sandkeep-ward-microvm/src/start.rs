@@ -45,7 +45,6 @@ impl Inner {
         image: Option<&Path>,
     ) -> Result<LiveBox> {
         spec.check()?;
-        let _starting = self.roster.begin(&spec.id)?;
         let made = self.make(&spec, image).await;
         if made.is_err() {
             self.roster.clear_half_made(&spec.id).await;

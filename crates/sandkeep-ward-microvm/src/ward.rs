@@ -125,9 +125,10 @@ impl MicrovmWard {
     }
 
     async fn start_from(&self, spec: BoxSpec, image: Option<PathBuf>) -> Result<LiveBox> {
+        let begun = self.inner.roster.begin(&spec.id)?;
         let (inner, again) = (Arc::clone(&self.inner), Arc::clone(&self.inner));
         starting::born(
-            spec.id.clone(),
+            begun,
             async move { inner.start(spec, image.as_deref()).await },
             async move |id| again.roster.destroy(&id).await,
         )
@@ -363,7 +364,7 @@ impl Ward for MicrovmWard {
         let inner = Arc::clone(&self.inner);
         let id = id.clone();
         // In a task of its own: once begun it goes to the end.
-        tokio::spawn(async move { inner.roster.destroy(&id).await })
+        tokio::spawn(async move { inner.roster.end(&id).await })
             .await
             .map_err(|error| Error::internal(format!("ending the box: {error}")))?
     }
