@@ -11,6 +11,7 @@ use tokio::{
     sync::{Notify, oneshot},
     time::timeout,
 };
+use tokio_util::sync::CancellationToken;
 
 /// How often what is still being made is ended again.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -110,19 +111,30 @@ impl Drop for Begun {
 }
 
 /// Brings a box to life in a task of its own: a caller that goes away must not leave half a box.
-/// `unwanted` ends one that nobody waited for, and until then nobody begins it anew.
-pub async fn born<T, U>(
+/// `start` is told when nobody waits for it any more; it may come to its end sooner then. `unwanted`
+/// ends a box that nobody waited for, and until then nobody begins it anew.
+pub async fn born<T, S, U>(
     begun: Begun,
-    start: impl Future<Output = Result<T>> + Send + 'static,
+    start: impl FnOnce(CancellationToken) -> S,
     unwanted: impl FnOnce(SandboxId) -> U + Send + 'static,
 ) -> Result<T>
 where
     T: Send + 'static,
+    S: Future<Output = Result<T>> + Send + 'static,
     U: Future<Output = Result<()>> + Send,
 {
-    let (tell, told) = oneshot::channel();
+    let (mut tell, told) = oneshot::channel();
+    let abandoned = CancellationToken::new();
+    let start = start(abandoned.clone());
     tokio::spawn(async move {
-        let made = start.await;
+        let mut start = std::pin::pin!(start);
+        let made = tokio::select! {
+            made = &mut start => made,
+            () = tell.closed() => {
+                abandoned.cancel();
+                start.await
+            }
+        };
         if let Err((Ok(_nobody), begun)) = tell.send((made, begun))
             && let Err(error) = unwanted(begun.id.clone()).await
         {
@@ -158,9 +170,10 @@ mod tests {
         let (starting, id) = (Starting::default(), SandboxId::random());
         let (go, gone) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
         let begun = starting.begin(&id, false).unwrap();
-        let start = {
+        let start = |abandoned: CancellationToken| {
             let go = Arc::clone(&go);
             async move {
+                abandoned.cancelled().await;
                 go.notified().await;
                 Ok("a box")
             }

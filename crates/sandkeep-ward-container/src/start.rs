@@ -15,6 +15,7 @@ use sandkeep_host::{
 use sandkeep_model::{Error, Result};
 use sandkeep_ward::{BoxSpec, LiveBox};
 use std::{fs, io, path::Path, sync::Arc};
+use tokio_util::sync::CancellationToken;
 
 /// The agent's file in the directory of a box: the very one it was started with, for as long
 /// as it lives.
@@ -22,9 +23,14 @@ pub const AGENT: &str = "agent";
 
 impl Inner {
     /// Afresh, or from an image of its memory.
-    pub(crate) async fn start(&self, spec: BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
+    pub(crate) async fn start(
+        &self,
+        spec: BoxSpec,
+        image: Option<&Path>,
+        abandoned: CancellationToken,
+    ) -> Result<LiveBox> {
         spec.check()?;
-        let made = self.make(&spec, image).await;
+        let made = self.make(&spec, image, &abandoned).await;
         if made.is_err() {
             let directory = self.box_dir(&spec.id);
             if let Err(error) = blocking(move || remove_dir(&directory)).await {
@@ -34,7 +40,12 @@ impl Inner {
         made
     }
 
-    async fn make(&self, spec: &BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
+    async fn make(
+        &self,
+        spec: &BoxSpec,
+        image: Option<&Path>,
+        abandoned: &CancellationToken,
+    ) -> Result<LiveBox> {
         let image = match image {
             Some(image) => Some(self.open_image(image).await?),
             None => None,
@@ -69,7 +80,7 @@ impl Inner {
             Some(image) => Job::Restore(image.job(start)),
             None => Job::Start(start),
         };
-        let (started, pidfd) = self.launcher.start(&job, &directory).await?;
+        let (started, pidfd) = self.launcher.start(&job, &directory, abandoned).await?;
         let record = Record::new(number, started);
         let value = record.to_value()?;
         let live = Arc::new(Live::new(

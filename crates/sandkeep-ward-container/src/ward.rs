@@ -150,7 +150,7 @@ impl ContainerWard {
         let (inner, unwanted) = (Arc::clone(&self.inner), Arc::clone(&self.inner));
         starting::born(
             begun,
-            async move { inner.start(spec, image.as_deref()).await },
+            async move |abandoned| inner.start(spec, image.as_deref(), abandoned).await,
             move |id| async move { unwanted.destroy(&id).await },
         )
         .await

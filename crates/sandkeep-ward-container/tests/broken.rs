@@ -14,7 +14,9 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
+use tokio::time::timeout;
 
 /// The one that `script/test` builds.
 const REAL: &str = "/usr/local/lib/sandkeep/criu";
@@ -153,6 +155,30 @@ async fn criu_killed_while_it_restores_leaves_nothing() {
     // The image is as good as before.
     let ward = bench.ward();
     let spec = common::spec_on(root);
+    let live = ward.restore(spec, &image).await.expect("it comes back");
+    assert_eq!(ask(ward.as_ref(), &live).await, "1 over");
+    end(&bench, ward.as_ref(), &live).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_box_could_not_be_woken_again_while_a_restore_hung() {
+    let Some(bench) = common::bench() else {
+        return;
+    };
+    let (image, root) = image(&bench).await;
+    let hanging = bench.ward_with(Some(in_front(&bench, "criu", "exec sleep 1000")));
+    let spec = common::spec_on(root.clone());
+    let id = spec.id.clone();
+    // Whoever wanted it gives up.
+    let waiting = timeout(Duration::from_secs(1), hanging.restore(spec, &image));
+    assert!(waiting.await.is_err(), "it hangs");
+    let ended = timeout(Duration::from_secs(30), hanging.destroy(&id)).await;
+    ended.expect("in time").expect("it is ended");
+    let spec = BoxSpec {
+        id,
+        ..common::spec_on(root)
+    };
+    let ward = bench.ward();
     let live = ward.restore(spec, &image).await.expect("it comes back");
     assert_eq!(ask(ward.as_ref(), &live).await, "1 over");
     end(&bench, ward.as_ref(), &live).await;

@@ -129,7 +129,8 @@ impl MicrovmWard {
         let (inner, again) = (Arc::clone(&self.inner), Arc::clone(&self.inner));
         starting::born(
             begun,
-            async move { inner.start(spec, image.as_deref()).await },
+            // One that nobody waits for is killed, and sees it.
+            async move |_abandoned| inner.start(spec, image.as_deref()).await,
             async move |id| again.roster.destroy(&id).await,
         )
         .await

@@ -2,7 +2,10 @@
 
 use super::protocol::{self, Answer, Job, Save, Setup, Started};
 use crate::{failure::Doing, proc::watch_fd};
-use rustix::io::Errno;
+use rustix::{
+    io::Errno,
+    net::{Shutdown, shutdown},
+};
 use sandkeep_model::{Code, Error, Result};
 use std::{
     io,
@@ -21,6 +24,7 @@ use tokio::{
     sync::Mutex,
     time::timeout,
 };
+use tokio_util::sync::CancellationToken;
 
 /// From handing out a job to the agent running; far above what a loaded host needs.
 const START_DEADLINE: Duration = Duration::from_secs(20);
@@ -114,18 +118,24 @@ impl Launcher {
         })
     }
 
-    /// Starts a box; the descriptor is its pidfd.
-    pub async fn start(&self, job: &Job, directory: &OwnedFd) -> Result<(Started, OwnedFd)> {
+    /// Starts a box; the descriptor is its pidfd. When it is `abandoned`, one that comes from the
+    /// disk is given up.
+    pub async fn start(
+        &self,
+        job: &Job,
+        directory: &OwnedFd,
+        abandoned: &CancellationToken,
+    ) -> Result<(Started, OwnedFd)> {
         let bytes = protocol::encode(job).doing("encoding the job")?;
         let deadline = match job {
             Job::Start(_) => START_DEADLINE,
             Job::Restore(_) | Job::Save(_) => MEMORY_DEADLINE,
         };
         let beside = [directory.as_fd()];
-        let mut outcome = self.attempt(&bytes, &beside, deadline).await?;
+        let mut outcome = self.attempt(&bytes, &beside, deadline, abandoned).await?;
         if matches!(outcome, Outcome::Silence) {
             // The job was lost with the launcher: a new one gets it once more.
-            outcome = self.attempt(&bytes, &beside, deadline).await?;
+            outcome = self.attempt(&bytes, &beside, deadline, abandoned).await?;
         }
         match outcome {
             Outcome::Answered(Answer::Started(started), Some(pidfd)) => Ok((started, pidfd)),
@@ -141,7 +151,10 @@ impl Launcher {
     pub async fn save(&self, job: Save, directory: &OwnedFd, writing: OwnedFd) -> Result<()> {
         let bytes = protocol::encode(&Job::Save(job)).doing("encoding the job")?;
         let beside = [directory.as_fd(), writing.as_fd()];
-        match self.attempt(&bytes, &beside, MEMORY_DEADLINE).await? {
+        // Once begun it must come to its end.
+        let never = CancellationToken::new();
+        let attempt = self.attempt(&bytes, &beside, MEMORY_DEADLINE, &never);
+        match attempt.await? {
             Outcome::Answered(Answer::Saved, _) => Ok(()),
             other => Err(nothing("writing the box to disk", other)),
         }
@@ -152,6 +165,7 @@ impl Launcher {
         job: &[u8],
         beside: &[BorrowedFd<'_>],
         deadline: Duration,
+        abandoned: &CancellationToken,
     ) -> Result<Outcome> {
         let running = self.running().await?;
         let (ours, theirs) = protocol::pair().doing("making a socket pair")?;
@@ -166,6 +180,12 @@ impl Launcher {
                 return Ok(Outcome::Silence);
             }
             drop(theirs);
+            tokio::select! {
+                outcome = receive(&reply) => return outcome,
+                () = abandoned.cancelled() => {}
+            }
+            // The worker sees it, clears away what there is, and says so.
+            shutdown(reply.get_ref(), Shutdown::Write).doing("giving up a job")?;
             receive(&reply).await
         };
         match timeout(deadline, talk).await {
