@@ -97,6 +97,31 @@ ensure_build_tools() {
   ensure_packages "to build the server" libc6-dev
 }
 
+# The runner of the Rust tests, always this one: a copy from elsewhere may be of another version,
+# and plain `cargo test` runs in one process what needs a process of its own. Built without
+# optimisation, because it does little itself, and without its self-update.
+NEXTEST_VERSION=0.9.151
+NEXTEST=$REPO/.cache/nextest/bin/cargo-nextest
+ensure_nextest() {
+  case $("$NEXTEST" nextest --version 2>/dev/null) in
+    "cargo-nextest $NEXTEST_VERSION "*) return 0 ;;
+  esac
+  ensure_rust
+  ensure_build_tools
+  local log=$REPO/.cache/nextest/log
+  say "==> building cargo-nextest $NEXTEST_VERSION into .cache (runs the Rust tests; 2 to 4 minutes, once)"
+  mkdir -p "$REPO/.cache/nextest"
+  CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 cargo install --locked --debug --no-default-features --force \
+    --root "$REPO/.cache/nextest" --target-dir "$REPO/.cache/nextest/build" \
+    "cargo-nextest@$NEXTEST_VERSION" >"$log" 2>&1 || {
+    tail -n 20 "$log" >&2
+    die "cargo-nextest could not be built; the whole log is in $log" \
+      "check that cargo can fetch crates, then run this again"
+  }
+  rm -rf "$REPO/.cache/nextest/build"
+  give_back "$REPO/.cache"
+}
+
 # What making boxes and their base template needs.
 ensure_box_tools() {
   ensure_tools "to make the storage and the base template of boxes" \
