@@ -58,10 +58,13 @@ install_packages() {
   [ $# -gt 0 ] || return 0
   command -v apt-get >/dev/null || die "missing: $* ($why)" "install them with the package manager of this system"
   say "==> installing $* ($why)"
-  if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1; then
+  # Another apt (unattended upgrades, a second script) may be at work: wait for it.
+  local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
+    -o DPkg::Lock::Timeout=300 "$@")
+  if ! as_root "${install[@]}" >/dev/null 2>&1; then
     # The lists may be old or, on a fresh machine, not there at all.
-    as_root apt-get update -qq
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+    as_root apt-get update -qq -o DPkg::Lock::Timeout=300
+    as_root "${install[@]}" >/dev/null
   fi
 }
 
