@@ -267,6 +267,9 @@ machine_kernel() {
 # old or without what our boxes need (see deploy/criu), so it is built, once, from the source
 # package of a newer Debian.
 MIN_CRIU=4.2
+# What our patch adds to the version: bump it with every change of the patch, so that builds
+# with an earlier one are made again.
+CRIU_FLAVOUR=sandkeep3
 OUR_CRIU=/usr/local/lib/sandkeep/criu
 has_criu() { is_our_criu "$OUR_CRIU"; }
 
@@ -274,7 +277,7 @@ is_our_criu() {
   local found
   found=$("$1" --version 2>/dev/null | sed -n 's/^Version: //p')
   case $found in
-    *.sandkeep2) at_least "$MIN_CRIU" "$found" ;;
+    *."$CRIU_FLAVOUR") at_least "$MIN_CRIU" "$found" ;;
     *) false ;;
   esac
 }
@@ -324,21 +327,27 @@ build_criu() {
   mkdir -p "$(dirname "$dir")"
   (
     set -e
-    if [ ! -e "$dir/Makefile.versions" ]; then
-      fetch_criu "$dir"
-    fi
+    case $2 in
+      ours) wanted=$CRIU_FLAVOUR ;;
+      *) wanted=$2 ;;
+    esac
+    # A tree with an earlier patch cannot be turned back.
+    case $(cat "$dir/flavour" 2>/dev/null) in
+      plain | "$CRIU_FLAVOUR") ;;
+      *) fetch_criu "$dir" ;;
+    esac
     cd "$dir"
-    case $2:$(cat flavour) in
-      ours:plain)
+    case $wanted:$(cat flavour) in
+      "$CRIU_FLAVOUR":plain)
         patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
-        sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep2/' Makefile.versions
+        sed -i "s/^CRIU_VERSION[[:space:]].*/&.$CRIU_FLAVOUR/" Makefile.versions
         ;;
-      plain:ours)
+      plain:"$CRIU_FLAVOUR")
         patch --strip=1 --reverse <"$REPO/deploy/criu/boxes.patch"
-        sed -i 's/\.sandkeep2$//' Makefile.versions
+        sed -i "s/\.$CRIU_FLAVOUR\$//" Makefile.versions
         ;;
     esac
-    printf '%s' "$2" >flavour
+    printf '%s' "$wanted" >flavour
     make -j"$(nproc)" criu NO_GNUTLS=1
     install --mode 755 criu/criu "$1"
   ) >"$REPO/.cache/criu/log" 2>&1 || status=1

@@ -63,6 +63,20 @@ pub fn set_mount_attributes(
     attributes: u64,
     idmap: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
+    mount_setattr(mount, attributes, idmap, 0)
+}
+
+/// The same for it and every mount below it.
+pub fn set_mount_attributes_below(mount: BorrowedFd<'_>, attributes: u64) -> io::Result<()> {
+    mount_setattr(mount, attributes, None, libc::AT_RECURSIVE)
+}
+
+fn mount_setattr(
+    mount: BorrowedFd<'_>,
+    attributes: u64,
+    idmap: Option<BorrowedFd<'_>>,
+    flags: libc::c_int,
+) -> io::Result<()> {
     let mut attr = libc::mount_attr {
         attr_set: attributes,
         attr_clr: 0,
@@ -79,7 +93,7 @@ pub fn set_mount_attributes(
             libc::SYS_mount_setattr,
             mount.as_raw_fd(),
             c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
+            libc::AT_EMPTY_PATH | flags,
             &raw const attr,
             size_of::<libc::mount_attr>(),
         )

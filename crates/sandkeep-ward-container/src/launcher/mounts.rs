@@ -26,10 +26,10 @@ use std::{
     path::Path,
 };
 
-const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
+pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
 pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
 pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
-const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+pub const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 /// For what may be read and nothing else.
 pub const STILL: u64 = RDONLY | NOSUID | NODEV | NOEXEC;
 const STRICT: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID

@@ -8,8 +8,9 @@ use super::{
     mounts,
     protocol::{self, Started},
     repair,
-    room::{self, Beside, Run, Seen},
-    table, userns_image,
+    room::{self, Room},
+    run::{Beside, Run, Seen},
+    seccomp_image, table, userns_image,
     verify::{self, Expected},
     words,
     worker::listen_in,
@@ -22,8 +23,8 @@ use crate::{
     sys::{Cloned, set_mount_attributes},
 };
 use rustix::{
-    fs::{CWD, Mode, OFlags, mkfifoat, open},
-    mount::{MountFlags, mount_bind, mount_remount},
+    fs::{CWD, Mode, OFlags, mkfifoat},
+    mount::{MountAttrFlags, MountFlags, mount_bind, mount_remount},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
@@ -40,8 +41,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-const QUESTION: &str = "/run/question";
-const ANSWER: &str = "/run/answer";
+const QUESTION: &str = "question";
+const ANSWER: &str = "answer";
 const SCRIPT: &str = "/run/ask";
 /// Run by CRIU at every step; the last one is when everything is there and nothing runs.
 const ASK: &str = "#!/bin/sh\n\
@@ -60,7 +61,7 @@ pub struct Place<'a> {
 /// The box runs when this returns, or nothing of it is left.
 pub fn restore(job: &protocol::Restore, place: &Place<'_>) -> Result<(Started, Cloned), Failure> {
     let home = (!place.cgroups.needs_attach()).then(Home::here).flatten();
-    let made = prepare(job, place).and_then(|(words, _listener)| run(job, place, &words));
+    let made = bring_back(job, place);
     if made.is_err() {
         clear(place.cgroups);
         if let Some(home) = home {
@@ -100,12 +101,9 @@ impl Home {
     }
 }
 
-/// What to tell CRIU, and the socket that is handed in.
-fn prepare(
-    job: &protocol::Restore,
-    place: &Place<'_>,
-) -> Result<(Vec<OsString>, OwnedFd), Failure> {
+fn bring_back(job: &protocol::Restore, place: &Place<'_>) -> Result<(Started, Cloned), Failure> {
     let start = &job.start;
+    seccomp_image::check(&job.image, place.filters)?;
     place.cgroups.set_limits(&start.limits)?;
     if !place.cgroups.needs_attach() {
         place.cgroups.attach(own_pid())?;
@@ -119,16 +117,25 @@ fn prepare(
     let agent = mounts::prepare_agent(place.directory, namespace.as_fd())?;
     let image = mounts::detached(CWD, &job.image).doing("opening the image")?;
     set_mount_attributes(image.as_fd(), mounts::STILL, None).doing("opening the image")?;
-    room::enter(&job.criu)?;
+    let host = of_the_host()?;
+    let mut room = Room::enter(&job.criu)?;
     room::attach(&root, table::ROOT, false)?;
     room::attach(&agent, table::AGENT_FILE, true)?;
     room::attach(&image, room::IMAGE, false)?;
     userns_image::put_over(Path::new(room::IMAGE), start.first_id)?;
     still_file_systems()?;
-    mounts_of_the_host()?;
+    fs::create_dir(table::DEVICE_NODES).doing("making the devices of the box")?;
+    for (at, tree, is_file) in host {
+        room::attach(&tree, at, is_file)?;
+    }
     connections_of_the_past()?;
     for fifo in [QUESTION, ANSWER] {
-        mkfifoat(CWD, fifo, Mode::from_raw_mode(0o600)).doing("making a way to ask")?;
+        mkfifoat(
+            CWD,
+            Path::new("/run").join(fifo),
+            Mode::from_raw_mode(0o600),
+        )
+        .doing("making a way to ask")?;
     }
     fs::write(SCRIPT, ASK)
         .and_then(|()| fs::set_permissions(SCRIPT, fs::Permissions::from_mode(0o700)))
@@ -139,7 +146,11 @@ fn prepare(
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty())
         .doing("handing in the socket")?;
     let words = words_for(job.listener, &listener);
-    Ok((words, listener))
+    // Both ends, so that it does not end when the script closes its own.
+    let question = room.open(QUESTION, OFlags::RDWR | OFlags::NONBLOCK)?;
+    let criu = Run::start(&words, None)?;
+    room.leave()?;
+    run(job, place, &room, criu, &question.into())
 }
 
 fn words_for(inode: u64, listener: &OwnedFd) -> Vec<OsString> {
@@ -168,7 +179,11 @@ fn own_pid() -> i32 {
 fn still_file_systems() -> Result<(), Failure> {
     for at in [table::EMPTY, table::SYSTEM] {
         fs::create_dir(at).doing(format_args!("making {at}"))?;
-        room::memory(at)?;
+        room::memory(
+            at,
+            c"mode=755,size=64k,nr_inodes=32",
+            MountAttrFlags::MOUNT_ATTR_NOEXEC,
+        )?;
     }
     fs::create_dir_all(Path::new(table::SYSTEM).join("devices/system/cpu"))
         .doing("making the /sys of the box")?;
@@ -183,22 +198,23 @@ fn still_file_systems() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The device nodes and the processors, as every box has them.
-fn mounts_of_the_host() -> Result<(), Failure> {
-    fs::create_dir(table::DEVICE_NODES).doing("making the devices of the box")?;
+/// The device nodes and the processors, as every box has them: where each goes, and whether it
+/// is a file.
+fn of_the_host() -> Result<Vec<(String, OwnedFd, bool)>, Failure> {
+    let mut all = Vec::new();
     for name in mounts::DEVICES {
         let doing = format!("mounting /dev/{name}");
         let node = mounts::detached(CWD, Path::new("/dev").join(name)).doing(&doing)?;
         set_mount_attributes(node.as_fd(), mounts::NOSUID | mounts::NOEXEC, None).doing(&doing)?;
-        room::attach(&node, &format!("{}/{name}", table::DEVICE_NODES), true)?;
+        all.push((format!("{}/{name}", table::DEVICE_NODES), node, true));
     }
     let doing = "mounting /sys/devices/system/cpu";
     if Path::new(table::PROCESSORS).exists() {
         let cpu = mounts::detached(CWD, table::PROCESSORS).doing(doing)?;
         set_mount_attributes(cpu.as_fd(), mounts::STILL, None).doing(doing)?;
-        room::attach(&cpu, table::PROCESSORS_COPY, false)?;
+        all.push((table::PROCESSORS_COPY.to_owned(), cpu, false));
     }
-    Ok(())
+    Ok(all)
 }
 
 /// Connections to the world outside come back with the address they had, to be told that they
@@ -216,16 +232,10 @@ fn connections_of_the_past() -> Result<(), Failure> {
 fn run(
     job: &protocol::Restore,
     place: &Place<'_>,
-    words: &[OsString],
+    room: &Room,
+    mut criu: Run,
+    question: &OwnedFd,
 ) -> Result<(Started, Cloned), Failure> {
-    // Both ends, so that it does not end when the script closes its own.
-    let question = open(
-        QUESTION,
-        OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .doing("listening to CRIU")?;
-    let mut criu = Run::start(&job.criu, words, None)?;
     let mut found = None;
     let beside = Beside {
         caller: place.reply.as_fd(),
@@ -234,7 +244,7 @@ fn run(
     loop {
         match criu.wait(Some(beside))? {
             Seen::Asked => {
-                let looked = asked(&question).and_then(|pid| look(pid, job, place));
+                let looked = asked(question).and_then(|pid| look(pid, job, place, room));
                 match looked {
                     Ok(whole) => found = Some(whole),
                     Err(failure) => {
@@ -242,18 +252,16 @@ fn run(
                         return Err(failure);
                     }
                 }
-                let mut answer = fs::OpenOptions::new()
-                    .write(true)
-                    .open(ANSWER)
+                room.open(ANSWER, OFlags::WRONLY)?
+                    .write_all(b"go\n")
                     .doing("answering CRIU")?;
-                answer.write_all(b"go\n").doing("answering CRIU")?;
             }
             Seen::Ended(status) => {
-                room::remember(&job.criu);
+                room.remember(&job.criu);
                 return match found.take() {
                     Some(found) if status.success() => Ok(found),
                     _ => {
-                        let why = words::reason(&room::log());
+                        let why = words::reason(&room.log());
                         Err(io::Error::other(why)).doing(format_args!("CRIU ended with {status}"))
                     }
                 };
@@ -282,6 +290,7 @@ fn look(
     pid: i32,
     job: &protocol::Restore,
     place: &Place<'_>,
+    room: &Room,
 ) -> Result<(Started, Cloned), Failure> {
     let pidfd = Pid::from_raw(pid)
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
@@ -289,6 +298,7 @@ fn look(
         .doing("watching the box")?;
     let expected = Expected {
         first_id: job.start.first_id,
+        room: room.name(),
         cgroups: place.cgroups,
         filters: place.filters.count(),
     };

@@ -1,13 +1,16 @@
 //! Writing a frozen box to disk.
 
 use super::{
-    mounts, protocol, repair,
-    room::{self, Run, Seen},
+    mounts::{self, NODEV, NOEXEC, NOSUID},
+    protocol, repair,
+    room::{self, Room},
+    run::{Run, Seen},
     table, words,
 };
 use crate::{
     cgroup::Cgroups,
     failure::{Doing, Failure},
+    sys::set_mount_attributes,
     writing,
 };
 use rustix::io::FdFlags;
@@ -17,9 +20,12 @@ use std::{
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
     os::unix::process::ExitStatusExt as _,
+    path::Path,
     time::Duration,
 };
 
+/// Where the worker has the cgroup that freezes the box.
+const FREEZER: &str = "/run/freezer";
 const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
 /// Files that are deleted but open go into the image up to this size.
 const MOST_DELETED: &str = "256M";
@@ -61,14 +67,20 @@ pub fn save(job: &protocol::Save, here: &Cgroups, writing: &OwnedFd) -> Result<(
 
 fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
     let image = mounts::detached(rustix::fs::CWD, &job.image).doing("opening the image")?;
+    set_mount_attributes(image.as_fd(), NOSUID | NODEV | NOEXEC, None)
+        .doing("opening the image")?;
+    let freezer =
+        mounts::detached(rustix::fs::CWD, freezer(job)?).doing("opening the freezer of the box")?;
     let network = fs::File::open(format!("/proc/{}/ns/net", job.pid))
         .doing("opening the network namespace of the box")?;
-    room::enter(&job.criu)?;
+    let mut room = Room::enter(&job.criu)?;
     room::attach(&image, room::IMAGE, false)?;
+    room::attach(&freezer, FREEZER, false)?;
     // From inside, the network of the box is the host's business and no part of the image.
     move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
         .doing("entering the network namespace of the box")?;
-    let mut run = Run::start(&job.criu, &words_for(job)?, Some(writing))?;
+    let mut run = Run::start(&words_for(job), Some(writing))?;
+    room.leave()?;
     let status = match run.wait(None)? {
         Seen::Ended(status) => status,
         Seen::Asked | Seen::GiveUp => {
@@ -79,7 +91,7 @@ fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
             }));
         }
     };
-    room::remember(&job.criu);
+    room.remember(&job.criu);
     if status.success() {
         return Ok(());
     }
@@ -89,8 +101,8 @@ fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
             source: io::ErrorKind::Interrupted.into(),
         }));
     }
-    let log = room::log();
-    if log.contains(FULL) || is_full(room::IMAGE) {
+    let log = room.log();
+    if log.contains(FULL) || is_full(&image) {
         return Err(NotSaved::Failed(Failure {
             doing: "writing the box to disk".to_owned(),
             source: rustix::io::Errno::NOSPC.into(),
@@ -100,25 +112,28 @@ fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
 }
 
 /// What CRIU has others write (the files in memory) fails without a reason in its log.
-fn is_full(image: &str) -> bool {
-    rustix::fs::statvfs(image).is_ok_and(|disk| disk.f_bavail * disk.f_frsize < LEAST_ROOM)
+fn is_full(image: &OwnedFd) -> bool {
+    rustix::fs::fstatvfs(image).is_ok_and(|disk| disk.f_bavail * disk.f_frsize < LEAST_ROOM)
 }
 
-fn words_for(job: &protocol::Save) -> Result<Vec<OsString>, Failure> {
-    let (_, freezer) = job
-        .cgroups
+fn freezer(job: &protocol::Save) -> Result<&Path, Failure> {
+    job.cgroups
         .freezer()
+        .map(|(_, directory)| directory)
         .ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
-        .doing("finding the freezer of the box")?;
+        .doing("finding the freezer of the box")
+}
+
+fn words_for(job: &protocol::Save) -> Vec<OsString> {
     let mut words: Vec<OsString> = ["dump", "--leave-running", "--ghost-limit", MOST_DELETED]
         .map(OsString::from)
         .to_vec();
     words.extend(["--tree".into(), job.pid.to_string().into()]);
-    words.extend(["--freeze-cgroup".into(), freezer.into()]);
+    words.extend(["--freeze-cgroup".into(), FREEZER.into()]);
     for external in table::externals() {
         // A place is its own name.
         let point = external.point;
         words.extend(["--external".into(), format!("mnt[{point}]:{point}").into()]);
     }
-    Ok(words)
+    words
 }

@@ -47,9 +47,12 @@ pub fn put_over(image: &Path, first_id: u32) -> Result<(), Failure> {
     cover(FRESH, &file)
 }
 
-/// The same image with the ids from `first_id` on.
-fn moved(bytes: &[u8], first_id: u32) -> io::Result<Vec<u8>> {
-    let bad = || io::Error::new(io::ErrorKind::InvalidData, "it is no image of ours");
+fn bad() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it is no image of ours")
+}
+
+/// The first message of an image file that begins with these numbers.
+pub fn body(bytes: &[u8], magic: [u32; 2]) -> io::Result<&[u8]> {
     let number = |at: usize| {
         bytes
             .get(at..at + 4)
@@ -57,11 +60,16 @@ fn moved(bytes: &[u8], first_id: u32) -> io::Result<Vec<u8>> {
             .map(u32::from_le_bytes)
             .ok_or_else(bad)
     };
-    if [number(0)?, number(4)?] != MAGIC {
+    if [number(0)?, number(4)?] != magic {
         return Err(bad());
     }
     let length = usize::try_from(number(8)?).map_err(|_| bad())?;
-    let body = bytes.get(HEAD..HEAD + length).ok_or_else(bad)?;
+    bytes[HEAD..].get(..length).ok_or_else(bad)
+}
+
+/// The same image with the ids from `first_id` on.
+fn moved(bytes: &[u8], first_id: u32) -> io::Result<Vec<u8>> {
+    let body = body(bytes, MAGIC)?;
     let mut maps = Maps::decode(body).map_err(|_| bad())?;
     for extents in [&mut maps.uids, &mut maps.gids] {
         match extents.as_mut_slice() {

@@ -10,6 +10,8 @@ use std::{fs, io, ops::Range, path::Path};
 /// What must be true of it.
 pub struct Expected<'a> {
     pub first_id: u32,
+    /// The mount namespace of CRIU.
+    pub room: &'a str,
     pub cgroups: &'a Cgroups,
     /// How many seccomp programs every box has; programs in it may have added their own.
     pub filters: usize,
@@ -24,6 +26,9 @@ const CORE_LIMIT: &str = "1";
 /// The processes of the box, or what is wrong with it. `init` is its PID 1.
 pub fn confined(init: i32, expected: &Expected<'_>) -> Result<Vec<i32>, String> {
     let namespaces = own_namespaces(init)?;
+    if namespaces.iter().any(|(_, its)| its == expected.room) {
+        return Err("it is in the mount namespace of CRIU".to_owned());
+    }
     let map = format!("0 {} {IDS_PER_BOX}", expected.first_id);
     for file in ["uid_map", "gid_map"] {
         let found = read(&format!("/proc/{init}/{file}"))?;
@@ -239,6 +244,7 @@ mod tests {
             text,
             &Expected {
                 first_id: FIRST,
+                room: "mnt:[1]",
                 cgroups: &cgroups,
                 filters: 5,
             },

@@ -71,6 +71,20 @@ impl Filters {
         self.programs.len()
     }
 
+    /// As the kernel gives them back, in the order in which they are installed.
+    pub fn bytes(&self) -> Vec<Vec<u8>> {
+        let instruction = |one: &sock_filter| {
+            let mut bytes = one.code.to_ne_bytes().to_vec();
+            bytes.extend([one.jt, one.jf]);
+            bytes.extend(one.k.to_ne_bytes());
+            bytes
+        };
+        self.programs
+            .iter()
+            .map(|program| program.iter().flat_map(instruction).collect())
+            .collect()
+    }
+
     /// Installs all of them in this thread. It needs CAP_SYS_ADMIN in the own user namespace:
     /// `no_new_privs` stays off, because sudo must work in a box.
     pub fn install(&self) -> Result<(), Failure> {
