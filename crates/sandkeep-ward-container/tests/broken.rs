@@ -190,8 +190,10 @@ async fn a_box_outside_of_its_cgroups_never_runs() {
         return;
     };
     let (image, root) = image(&bench).await;
-    let script = "for procs in /sys/fs/cgroup/memory/cgroup.procs /sys/fs/cgroup/cgroup.procs; do \
-                  [ ! -w $procs ] || echo $$ > $procs; done; exec \"$real\" \"$@\"";
+    // The cgroups of the host are not in the root of CRIU; the worker that started it sees them.
+    let script = "cd /proc/$PPID/root/sys/fs/cgroup; \
+                  for procs in memory/cgroup.procs cgroup.procs; do \
+                  [ ! -w $procs ] || echo $$ > $procs; done; cd /; exec \"$real\" \"$@\"";
     let ward = bench.ward_with(Some(in_front(&bench, "criu", script)));
     let why = assert_no_box(&bench, ward, &root, &image).await;
     assert!(
@@ -231,4 +233,78 @@ async fn a_tampered_image_without_seccomp_never_runs() {
         why.contains("not confined") && why.contains("seccomp"),
         "{why}"
     );
+}
+
+/// `ret SECCOMP_RET_ALLOW`
+const ALLOW: [u8; 8] = [0x06, 0, 0, 0, 0, 0, 0xff, 0x7f];
+/// Where the first message of an image begins.
+const HEAD: usize = 12;
+
+/// The values of the fields of a protobuf message that have a length, with their numbers.
+fn fields(message: &[u8]) -> Vec<(u64, std::ops::Range<usize>)> {
+    let mut at = 0;
+    let number = |at: &mut usize| {
+        let (mut value, mut shift) = (0_u64, 0);
+        loop {
+            let byte = message[*at];
+            *at += 1;
+            value |= u64::from(byte & 0x7f) << shift;
+            shift += 7;
+            if byte < 0x80 {
+                return value;
+            }
+        }
+    };
+    let mut found = Vec::new();
+    while at < message.len() {
+        let tag = number(&mut at);
+        if tag & 7 == 2 {
+            let length = usize::try_from(number(&mut at)).expect("it fits");
+            found.push((tag >> 3, at..at + length));
+            at += length;
+        } else {
+            number(&mut at);
+        }
+    }
+    found
+}
+
+/// As many programs in the same order, each as long as it was; none of them refuses anything.
+fn allow_everything(programs: &Path) {
+    let mut bytes = fs::read(programs).expect("a file");
+    let mut changed = 0;
+    for (_, entry) in fields(&bytes[HEAD..]) {
+        let entry = HEAD + entry.start..HEAD + entry.end;
+        for (number, filter) in fields(&bytes[entry.clone()]) {
+            if number == 1 {
+                let filter = &mut bytes[entry.start + filter.start..entry.start + filter.end];
+                for instruction in filter.chunks_exact_mut(ALLOW.len()) {
+                    instruction.copy_from_slice(&ALLOW);
+                }
+                changed += 1;
+            }
+        }
+    }
+    assert!(changed >= 5, "the programs of the box are in the image");
+    fs::write(programs, bytes).expect("it is tampered with");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_with_other_seccomp_programs_was_restored() {
+    let Some(bench) = common::bench() else {
+        return;
+    };
+    let (image, root) = image(&bench).await;
+    let programs = image.join("seccomp.img");
+    let whole = fs::read(&programs).expect("a file");
+    allow_everything(&programs);
+    let why = assert_no_box(&bench, bench.ward(), &root, &image).await;
+    assert!(why.contains("does not confine"), "{why}");
+    // With the programs it had it comes back.
+    fs::write(&programs, whole).expect("it is set right");
+    let ward = bench.ward();
+    let spec = common::spec_on(root);
+    let live = ward.restore(spec, &image).await.expect("it comes back");
+    assert_eq!(ask(ward.as_ref(), &live).await, "1 over");
+    end(&bench, ward.as_ref(), &live).await;
 }
