@@ -38,15 +38,25 @@ pub async fn memory(given: Option<&Path>) -> Check {
         );
     };
     match criu::look(&program).await {
-        Ok(criu) if criu.keeps_connections() => Check::ok(
+        Ok(criu) if criu.is_careful() => Check::ok(
             NAME,
             format!("CRIU {} at {}", criu.version, program.display()),
+        ),
+        Ok(criu) if criu.keeps_connections() => Check::warning(
+            NAME,
+            format!(
+                "CRIU {} at {} is of an earlier version of Sandkeep: sandboxes that hold deleted \
+                 files open stay in memory when they are paused",
+                criu.version,
+                program.display()
+            ),
+            INSTALL,
         ),
         Ok(criu) => Check::warning(
             NAME,
             format!(
-                "CRIU {} at {} is not built for boxes: those with open TCP connections, and those \
-                 that were on disk before, stay in memory when they are paused",
+                "CRIU {} at {} is not built for boxes: those with open TCP connections or deleted \
+                 files, and those that were on disk before, stay in memory when they are paused",
                 criu.version,
                 program.display()
             ),

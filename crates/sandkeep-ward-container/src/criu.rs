@@ -14,8 +14,10 @@ use tokio::{process::Command, time::timeout};
 pub const OLDEST: (u32, u32) = (4, 2);
 /// Where `script/server` puts the one it builds.
 const OURS: &str = "/usr/local/lib/sandkeep/criu";
-/// In the version of a build with our patch, see `deploy/criu`.
+/// In the version of a build with our patch, see `deploy/criu`; the number of the patch follows.
 const MARK: &str = "sandkeep";
+/// The first patch with which CRIU follows no links of a sandbox.
+const CAREFUL: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A CRIU that is new enough.
@@ -28,7 +30,19 @@ pub struct Criu {
 impl Criu {
     /// Whether it brings open TCP connections back into the network namespace of a box.
     pub fn keeps_connections(&self) -> bool {
-        self.version.contains(MARK)
+        self.patch().is_some()
+    }
+
+    /// Whether it brings deleted files back without following links of the sandbox, and leaves
+    /// out of the image what is to be wiped in copies.
+    pub fn is_careful(&self) -> bool {
+        self.patch().is_some_and(|patch| patch >= CAREFUL)
+    }
+
+    /// Which of our patches it was built with.
+    fn patch(&self) -> Option<u32> {
+        let (_, patch) = self.version.split_once(MARK)?;
+        patch.parse().ok()
     }
 }
 
@@ -104,6 +118,22 @@ mod tests {
         assert_eq!(number("4.3"), Some((4, 3)));
         assert!(number("3.17.1").unwrap() < OLDEST);
         assert_eq!(number(""), None);
+    }
+
+    #[test]
+    fn builds() {
+        let criu = |version: &str| Criu {
+            program: PathBuf::new(),
+            version: version.to_owned(),
+        };
+        let (plain, old, ours) = (
+            criu("4.2.1"),
+            criu("4.2.1.sandkeep2"),
+            criu("4.2.1.sandkeep3"),
+        );
+        assert!(!plain.keeps_connections() && !plain.is_careful());
+        assert!(old.keeps_connections() && !old.is_careful());
+        assert!(ours.keeps_connections() && ours.is_careful());
     }
 
     #[test]

@@ -120,6 +120,7 @@ impl Inner {
         protocol::Criu {
             program: criu.program.clone(),
             known: self.state_dir.join(name),
+            careful: criu.is_careful(),
         }
     }
 

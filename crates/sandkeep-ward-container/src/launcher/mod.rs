@@ -6,6 +6,8 @@
 mod caps;
 mod child;
 pub mod client;
+mod ghosts;
+mod image;
 mod mounts;
 mod netns;
 pub mod protocol;
@@ -19,6 +21,7 @@ mod table;
 mod userns;
 mod userns_image;
 mod verify;
+mod wipe;
 mod words;
 mod worker;
 

@@ -80,6 +80,9 @@ pub struct Criu {
     pub program: PathBuf,
     /// Where to keep what it has found out about the kernel.
     pub known: PathBuf,
+    /// Whether it brings deleted files back without following links of the sandbox, and leaves
+    /// out of the image what is to be wiped in copies.
+    pub careful: bool,
 }
 
 /// What a worker answers.

@@ -5,14 +5,14 @@
 //! box only goes on after it was looked at.
 
 use super::{
-    mounts,
+    ghosts, mounts,
     protocol::{self, Started},
     repair,
     room::{self, Room},
     run::{Beside, Run, Seen},
     seccomp_image, table, userns_image,
     verify::{self, Expected},
-    words,
+    wipe, words,
     worker::listen_in,
 };
 use crate::{
@@ -104,6 +104,11 @@ impl Home {
 fn bring_back(job: &protocol::Restore, place: &Place<'_>) -> Result<(Started, Cloned), Failure> {
     let start = &job.start;
     seccomp_image::check(&job.image, place.filters)?;
+    if !job.criu.careful
+        && let Some(path) = ghosts::any(&job.image)?
+    {
+        return Err(io::Error::from(io::ErrorKind::PermissionDenied)).doing(ghosts::why(&path));
+    }
     place.cgroups.set_limits(&start.limits)?;
     if !place.cgroups.needs_attach() {
         place.cgroups.attach(own_pid())?;
@@ -307,6 +312,9 @@ fn look(
         source: io::ErrorKind::PermissionDenied.into(),
     })?;
     repair::end(&processes)?;
+    if !job.criu.careful {
+        wipe::wipe(&processes).doing("wiping what copies must not share")?;
+    }
     name(pid, &job.start.hostname)?;
     let start_ticks = proc::start_ticks(pid).doing("reading the start of the box")?;
     let started = Started {

@@ -1,6 +1,7 @@
 //! Writing a frozen box to disk.
 
 use super::{
+    ghosts,
     mounts::{self, NODEV, NOEXEC, NOSUID},
     protocol, repair,
     room::{self, Room},
@@ -73,6 +74,12 @@ fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
         mounts::detached(rustix::fs::CWD, freezer(job)?).doing("opening the freezer of the box")?;
     let network = fs::File::open(format!("/proc/{}/ns/net", job.pid))
         .doing("opening the network namespace of the box")?;
+    if !job.criu.careful && !ghosts::has_tmp(job.pid) {
+        return Err(NotSaved::Refused(
+            "its /tmp is no directory, and this CRIU is not built to bring such a box back"
+                .to_owned(),
+        ));
+    }
     let mut room = Room::enter(&job.criu)?;
     room::attach(&image, room::IMAGE, false)?;
     room::attach(&freezer, FREEZER, false)?;
@@ -93,6 +100,11 @@ fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
     };
     room.remember(&job.criu);
     if status.success() {
+        if !job.criu.careful
+            && let Some(path) = ghosts::any(&job.image)?
+        {
+            return Err(NotSaved::Refused(ghosts::why(&path)));
+        }
         return Ok(());
     }
     if let Some(signal) = status.signal() {

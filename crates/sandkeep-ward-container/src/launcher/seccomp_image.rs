@@ -6,7 +6,7 @@
 //! without any in the image get them from the first of their process; that each thread has at
 //! least as many is checked afterwards, out of what the kernel says (`verify`).
 
-use super::userns_image::body;
+use super::image::only;
 use crate::{
     failure::{Doing, Failure},
     seccomp::Filters,
@@ -17,10 +17,8 @@ use std::{fs, io, path::Path};
 const PROGRAMS: &str = "seccomp.img";
 /// One of these for every thread: `core-1.img`.
 const THREAD: &str = "core-";
-/// Every image of CRIU begins with two numbers: one for all, one for the kind.
-const MAGIC: u32 = 0x5456_4319;
-const OF_PROGRAMS: [u32; 2] = [MAGIC, 0x6441_3049];
-const OF_THREAD: [u32; 2] = [MAGIC, 0x5505_3847];
+const OF_PROGRAMS: u32 = 0x6441_3049;
+const OF_THREAD: u32 = 0x5505_3847;
 /// `SECCOMP_MODE_FILTER`
 const FILTER: i32 = 2;
 /// The only flag that does not change what a program decides: it is installed in all threads of
@@ -66,7 +64,7 @@ struct Thread {
 /// Refuses an image that would give a thread other programs than every sandbox has.
 pub fn check(image: &Path, filters: &Filters) -> Result<(), Failure> {
     let doing = "reading the seccomp programs in the image";
-    let programs: Programs = read(&image.join(PROGRAMS), OF_PROGRAMS).doing(doing)?;
+    let programs: Programs = only(&image.join(PROGRAMS), OF_PROGRAMS).doing(doing)?;
     let ours = filters.bytes();
     for entry in fs::read_dir(image).doing(doing)? {
         let entry = entry.doing(doing)?;
@@ -74,18 +72,13 @@ pub fn check(image: &Path, filters: &Filters) -> Result<(), Failure> {
         let Some(name) = name.to_str().filter(|name| name.starts_with(THREAD)) else {
             continue;
         };
-        let thread: Thread = read(&entry.path(), OF_THREAD).doing(doing)?;
+        let thread: Thread = only(&entry.path(), OF_THREAD).doing(doing)?;
         confines(&thread, &programs.all, &ours).map_err(|why| Failure {
             doing: format!("the image does not confine its sandbox ({name}): {why}"),
             source: io::ErrorKind::PermissionDenied.into(),
         })?;
     }
     Ok(())
-}
-
-fn read<T: Message + Default>(path: &Path, magic: [u32; 2]) -> io::Result<T> {
-    let bytes = fs::read(path)?;
-    T::decode(body(&bytes, magic)?).map_err(io::Error::other)
 }
 
 fn confines(thread: &Thread, programs: &[Program], ours: &[Vec<u8>]) -> Result<(), String> {

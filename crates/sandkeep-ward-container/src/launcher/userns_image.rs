@@ -1,6 +1,9 @@
 //! The ids of a box in an image: a copy of a box has others than the box it was.
 
-use super::restore::cover;
+use super::{
+    image::{MAGIC, bad, messages},
+    restore::cover,
+};
 use crate::{
     failure::{Doing, Failure},
     slots::IDS_PER_BOX,
@@ -8,10 +11,7 @@ use crate::{
 use prost::Message;
 use std::{fs, io, path::Path};
 
-/// Every image of CRIU begins with two numbers: one for all, one for the kind.
-const MAGIC: [u32; 2] = [0x5456_4319, 0x5547_4906];
-/// The numbers and the length of what follows.
-const HEAD: usize = 12;
+const KIND: u32 = 0x5547_4906;
 const FRESH: &str = "/run/userns.img";
 
 #[derive(Clone, PartialEq, Message)]
@@ -47,29 +47,11 @@ pub fn put_over(image: &Path, first_id: u32) -> Result<(), Failure> {
     cover(FRESH, &file)
 }
 
-fn bad() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "it is no image of ours")
-}
-
-/// The first message of an image file that begins with these numbers.
-pub fn body(bytes: &[u8], magic: [u32; 2]) -> io::Result<&[u8]> {
-    let number = |at: usize| {
-        bytes
-            .get(at..at + 4)
-            .and_then(|four| <[u8; 4]>::try_from(four).ok())
-            .map(u32::from_le_bytes)
-            .ok_or_else(bad)
-    };
-    if [number(0)?, number(4)?] != magic {
-        return Err(bad());
-    }
-    let length = usize::try_from(number(8)?).map_err(|_| bad())?;
-    bytes[HEAD..].get(..length).ok_or_else(bad)
-}
-
 /// The same image with the ids from `first_id` on.
 fn moved(bytes: &[u8], first_id: u32) -> io::Result<Vec<u8>> {
-    let body = body(bytes, MAGIC)?;
+    let [body] = messages(bytes, KIND)?[..] else {
+        return Err(bad());
+    };
     let mut maps = Maps::decode(body).map_err(|_| bad())?;
     for extents in [&mut maps.uids, &mut maps.gids] {
         match extents.as_mut_slice() {
@@ -79,8 +61,8 @@ fn moved(bytes: &[u8], first_id: u32) -> io::Result<Vec<u8>> {
     }
     let body = maps.encode_to_vec();
     let length = u32::try_from(body.len()).map_err(|_| bad())?;
-    let mut fresh = Vec::with_capacity(HEAD + body.len());
-    for number in [MAGIC[0], MAGIC[1], length] {
+    let mut fresh = Vec::new();
+    for number in [MAGIC, KIND, length] {
         fresh.extend(number.to_le_bytes());
     }
     fresh.extend(body);
@@ -89,7 +71,7 @@ fn moved(bytes: &[u8], first_id: u32) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::image::tests::file, *};
 
     fn image(first_id: u32, count: u32) -> Vec<u8> {
         let extent = Extent {
@@ -101,14 +83,7 @@ mod tests {
             uids: vec![extent.clone()],
             gids: vec![extent],
         };
-        let body = maps.encode_to_vec();
-        let length = u32::try_from(body.len()).unwrap();
-        let mut bytes: Vec<u8> = [MAGIC[0], MAGIC[1], length]
-            .into_iter()
-            .flat_map(u32::to_le_bytes)
-            .collect();
-        bytes.extend(body);
-        bytes
+        file(KIND, &[maps.encode_to_vec()])
     }
 
     #[test]
