@@ -72,6 +72,7 @@ def test_doctor_says_what_it_can_not_do(plain):
     (look,) = [look for look in container["checks"] if look["name"] == "memory to disk"]
     assert look["verdict"] == "warning" and "not built for boxes" in look["found"], look
     assert "TCP connections" in look["found"] and "were on disk before" in look["found"], look
+    assert "deleted files" in look["found"], look
 
 
 def test_a_box_goes_to_the_disk_once_and_later_pauses_say_why_not(plain, box):
@@ -97,3 +98,59 @@ def test_a_box_with_connections_stays_in_memory_and_says_why(plain, box):
     point = plain.json("POST", box.path + "/points", {})
     assert not point["memory"] and "TCP connections" in point["why_disk_only"], point
     plain.json("DELETE", f"/v1/points/{point['id']}")
+
+
+# Holds a deleted file open whose path leads to a place on the host by now, and a page that tells whether
+# this is a copy.
+HOLD = """
+import ctypes, mmap, os, sys
+os.makedirs("/tmp/g/L")
+if "deleted" in sys.argv:
+    held = open("/tmp/g/L/OWNED-by-sandbox", "w+")
+    os.unlink("/tmp/g/L/OWNED-by-sandbox")
+    os.rmdir("/tmp/g/L")
+    os.symlink(sys.argv[2], "/tmp/g/L")
+sign = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+at = ctypes.addressof(ctypes.c_char.from_buffer(sign))
+assert ctypes.CDLL(None).madvise(ctypes.c_void_p(at), 4096, 18) == 0
+sign[:4] = b"kept"
+os.mkfifo("/run/ask")
+os.mkfifo("/run/answer")
+while True:
+    open("/run/ask").read()
+    said = "copy" if sign[:4] == bytes(4) else sign[:4].decode()
+    open("/run/answer", "w").write(said + "\\n")
+"""
+
+
+def hold(box, *words):
+    box.write("/root/hold.py", HOLD.encode(), user="root")
+    assert box.root(f"nohup python3 /root/hold.py {' '.join(words)} >/dev/null 2>&1 &").ok
+    assert box.root(ASK).out == "kept\n"
+
+
+def test_a_deleted_file_below_a_swapped_link_stays_in_memory(plain, box, tmp_path):
+    """Such a CRIU would follow the link on the host, some of it as root of the host."""
+    tmp_path.chmod(0o1777)
+    before = tmp_path.stat()
+    hold(box, "deleted", str(tmp_path))
+    rest = pause(plain, box)
+    assert rest["mode"] == "ram" and "deleted file" in rest["why"] and "/tmp/g/L/OWNED-by-sandbox" in rest["why"], rest
+    resume(plain, box)
+    assert box.root(ASK).out == "kept\n"
+    point = plain.json("POST", box.path + "/points", {})
+    assert not point["memory"] and "deleted file" in point["why_disk_only"], point
+    plain.json("DELETE", f"/v1/points/{point['id']}")
+    assert box.root(ASK).out == "kept\n"
+    assert (tmp_path.stat().st_mtime_ns, list(tmp_path.iterdir())) == (before.st_mtime_ns, [])
+
+
+def test_copies_do_not_share_what_is_to_be_wiped(plain, box):
+    hold(box)
+    (fork,) = plain.json("POST", box.path + "/fork", {"count": 1}, timeout=120)["forks"]
+    copy = Box.known(plain, fork["sandbox"]["id"])
+    try:
+        assert copy.root(ASK).out == "copy\n"
+        assert box.root(ASK).out == "kept\n", "the one that went on is no copy"
+    finally:
+        copy.kill()

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -253,6 +254,19 @@ check = lambda: os.pread(held, 4, 0) == b'held'
 }
 
 
+COUNT = """
+import os
+os.mkfifo('/run/ask')
+os.mkfifo('/run/answer')
+count = 0
+while True:
+    open('/run/ask').read()
+    count += 1
+    open('/run/answer', 'w').write(str(count))
+"""
+COUNTED = "timeout 60 bash -c 'until [ -p /run/answer ]; do sleep 0.1; done; echo x > /run/ask; cat /run/answer'"
+
+
 class Host:
     """Directories of the host that everybody may write, and what the restore must leave as it is."""
 
@@ -388,6 +402,21 @@ def test_a_restore_wrote_on_the_host(server, host, scenario, where):
         assert not host.strays()
 
 
+def test_a_sandbox_whose_tmp_is_a_link_wakes(server, host):
+    """CRIU changes the root by way of /tmp of the new one."""
+    with Box(server, isolation="container", timeout_seconds=600) as box:
+        box.write("/root/count.py", COUNT.encode(), user="root")
+        assert box.root("nohup python3 /root/count.py >/dev/null 2>&1 &").ok
+        assert box.root(COUNTED).out == "1"
+        assert box.root(f"rm -rf /tmp && ln -s {host.places[1]} /tmp").ok
+        for count in ("2", "3"):
+            paused = server.json("POST", box.path + "/pause", {}, timeout=120)["pause"]
+            assert paused["mode"] == "disk", paused
+            server.json("POST", box.path + "/resume", {"timeout_seconds": 600}, timeout=120)
+            assert box.root(COUNTED).out == count
+        assert host.seen() == host.before
+
+
 def test_a_restore_sees_nothing_of_the_host(server):
     """While CRIU works its root is its own: no directory of the host is there, and none may be written."""
     box = begin(server, "file_below_a_swapped_link", Path("/tmp"))
@@ -396,8 +425,6 @@ def test_a_restore_sees_nothing_of_the_host(server):
         assert {"home", "root", "var"} <= known, "the host has what is looked for"
         seen = []
         # Looked at from beside: the process is the launcher's, and named criu.
-        import threading
-
         stop = threading.Event()
 
         def look():
@@ -406,7 +433,9 @@ def test_a_restore_sees_nothing_of_the_host(server):
                     try:
                         if Path(f"/proc/{pid}/comm").read_text() != "criu\n":
                             continue
-                        if Path(f"/proc/{pid}/exe").readlink().name not in ("criu", "plain"):
+                        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                        # Not those that ask for its version, nor processes of the sandbox.
+                        if not {b"dump", b"restore"} & set(words[1:2]):
                             continue
                         root = set(os.listdir(f"/proc/{pid}/root/"))
                         mounts = Path(f"/proc/{pid}/mountinfo").read_text()

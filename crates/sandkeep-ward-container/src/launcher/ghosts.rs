@@ -7,7 +7,7 @@
 use super::image::all;
 use crate::failure::{Doing, Failure};
 use prost::Message;
-use std::{fs, path::Path};
+use std::path::Path;
 
 const REMAPS: (&str, u32) = ("remap-fpath.img", 0x5913_3954);
 const FILES: (&str, u32) = ("files.img", 0x5630_3138);
@@ -61,14 +61,10 @@ pub fn why(path: &str) -> String {
     )
 }
 
-/// Whether /tmp of a sandbox is a directory: such a CRIU changes the root by way of it.
-pub fn has_tmp(pid: i32) -> bool {
-    fs::symlink_metadata(format!("/proc/{pid}/root/tmp")).is_ok_and(|found| found.is_dir())
-}
-
 #[cfg(test)]
 mod tests {
     use super::{super::image::tests::file, *};
+    use std::fs;
 
     #[test]
     fn deleted_files_are_found_by_their_path() {

@@ -89,7 +89,7 @@ pub fn detached(at: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Result<Own
 /// Made by the worker, which has the host's rights: the root with owners mapped into the box.
 /// A device node in a template opens nothing.
 pub fn prepare_root(root: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
-    let mount = detached(CWD, root).doing(format_args!("opening the root {}", root.display()))?;
+    let mount = detached(CWD, root).doing("opening the root of the sandbox")?;
     set_mount_attributes(mount.as_fd(), NODEV, Some(namespace))
         .doing("mapping the owners of the root (the file system must know idmapped mounts)")?;
     Ok(mount)

@@ -229,7 +229,7 @@ impl Things {
             }
         }
         let null = mounts::detached(CWD, "/dev/null").doing("opening /dev/null for CRIU")?;
-        sys::set_mount_attributes(null.as_fd(), NOSUID | NOEXEC, None)
+        sys::set_mount_attributes(null.as_fd(), RDONLY | NOSUID | NOEXEC, None)
             .doing("opening /dev/null for CRIU")?;
         all.mounts.push(("dev/null".into(), null, false));
         let program = fs::canonicalize(&criu.program).doing("finding CRIU")?;

@@ -74,12 +74,6 @@ fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
         mounts::detached(rustix::fs::CWD, freezer(job)?).doing("opening the freezer of the box")?;
     let network = fs::File::open(format!("/proc/{}/ns/net", job.pid))
         .doing("opening the network namespace of the box")?;
-    if !job.criu.careful && !ghosts::has_tmp(job.pid) {
-        return Err(NotSaved::Refused(
-            "its /tmp is no directory, and this CRIU is not built to bring such a box back"
-                .to_owned(),
-        ));
-    }
     let mut room = Room::enter(&job.criu)?;
     room::attach(&image, room::IMAGE, false)?;
     room::attach(&freezer, FREEZER, false)?;

@@ -88,12 +88,17 @@ fn processes(init: i32, cgroups: &Cgroups) -> Result<Vec<i32>, String> {
         }
     }
     for branch in &cgroups.branches {
-        let listed = read(&branch.dir.join("cgroup.procs").to_string_lossy())?;
+        let name = match branch.controllers.join(",") {
+            none if none.is_empty() => "its cgroup".to_owned(),
+            controllers => format!("its cgroup for {controllers}"),
+        };
+        let listed = fs::read_to_string(branch.dir.join("cgroup.procs"))
+            .map_err(|error| format!("{name}: {error}"))?;
         let outside = alive
             .iter()
             .find(|pid| !listed.lines().any(|line| line.parse() == Ok(**pid)));
         if let Some(pid) = outside {
-            return Err(format!("process {pid} is not in {}", branch.dir.display()));
+            return Err(format!("process {pid} is not in {name}"));
         }
     }
     if all.contains(&init) {

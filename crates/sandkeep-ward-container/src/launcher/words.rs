@@ -4,7 +4,7 @@
 const MOST: usize = 300;
 
 /// Signs in CRIU's log of what it can not write, and what to call it.
-const SIGNS: [(&str, &str); 17] = [
+const SIGNS: [(&str, &str); 21] = [
     ("io_uring", "a process uses io_uring"),
     ("mqueue", "a process has a POSIX message queue open"),
     (
@@ -28,6 +28,13 @@ const SIGNS: [(&str, &str); 17] = [
         "inotify",
         "a process watches files in a way that can not be written",
     ),
+    (
+        "be bound to its name again",
+        "a process has a socket whose name cannot be given to it again",
+    ),
+    ("ghost device", "a process holds a deleted device open"),
+    ("(chr ", "a process holds a device open"),
+    ("(blk ", "a process holds a device open"),
     (
         "link-remap",
         "a process has a file open that was deleted under this name but not under another",
@@ -69,8 +76,39 @@ fn errors(log: &str) -> Vec<String> {
     log.lines()
         .filter_map(|line| line.split_once("Error (")?.1.split_once("): "))
         .filter(|(_, text)| !HARMLESS.iter().any(|sign| text.contains(sign)))
-        .map(|(_, text)| text.trim().chars().take(MOST).collect())
+        .map(|(_, text)| of_the_sandbox(text.trim()).chars().take(MOST).collect())
         .collect()
+}
+
+/// Where CRIU puts the mounts together: `/tmp/.criu.mntns.x5Yz1A/mnt-0000000012`.
+const ASSEMBLED: &str = "/tmp/.criu.mntns.";
+/// Other places in its root; what is below them is the sandbox's.
+const PLACES: [&str; 2] = ["/run/root", "/run/image"];
+
+/// The text with paths as the sandbox has them: nothing of the host's, or of CRIU's root.
+fn of_the_sandbox(text: &str) -> String {
+    let mut made = String::new();
+    let mut rest = text;
+    while let Some((before, place)) = rest.split_once(ASSEMBLED) {
+        made.push_str(before);
+        // Its own name, and that of the mount.
+        let mut names = place.splitn(3, '/');
+        let (_, mount) = (names.next(), names.next());
+        rest = match names.next() {
+            Some(below) => {
+                made.push('/');
+                below
+            }
+            None => mount.or(Some(place)).map_or("", |last| {
+                last.find(|end: char| !end.is_ascii_alphanumeric() && end != '-')
+                    .map_or("", |end| &last[end..])
+            }),
+        };
+    }
+    made.push_str(rest);
+    PLACES
+        .iter()
+        .fold(made, |text, place| text.replace(place, ""))
 }
 
 #[cfg(test)]
@@ -89,6 +127,35 @@ mod tests {
             "{words}"
         );
         assert_eq!(obstacle(""), "CRIU gave no reason");
+        let words =
+            obstacle("(0.1) Error (a:1): unix: Socket /tmp/s can't be bound to its name again\n");
+        assert!(
+            words.starts_with("a process has a socket") && words.contains("/tmp/s"),
+            "{words}"
+        );
         assert_eq!(reason("(0.1) Error (a:1): x: y\n"), "x: y");
+    }
+
+    #[test]
+    fn paths_of_the_host_were_in_answers() {
+        for (said, told) in [
+            (
+                "Can't create ghost regfile: /tmp/.criu.mntns.kLm12a/mnt-0000000085/tmp/g: x",
+                "Can't create ghost regfile: /tmp/g: x",
+            ),
+            (
+                "Can't open /tmp/.criu.mntns.kLm12a/12-000: gone",
+                "Can't open : gone",
+            ),
+            (
+                "Can't open /tmp/.criu.mntns.kLm12a: gone",
+                "Can't open : gone",
+            ),
+            ("/tmp/.criu.mntns.a/b/c /tmp/.criu.mntns.a/b/d", "/c /d"),
+            ("Can't open /run/root/etc/x", "Can't open /etc/x"),
+            ("Can't open /tmp/x", "Can't open /tmp/x"),
+        ] {
+            assert_eq!(of_the_sandbox(said), told);
+        }
     }
 }
