@@ -5,6 +5,7 @@ use crate::{
     elsewhere,
     launcher::protocol::{self, Restore, Save, Start},
     live::Live,
+    seccomp::Filters,
     start::AGENT,
     ward::{CGROUP_DEADLINE, FREEZE_DEADLINE, Inner},
     writing,
@@ -93,9 +94,15 @@ impl Image {
 impl Inner {
     pub(crate) async fn engine(&self) -> Result<Engine> {
         let criu = self.criu().await?;
+        // An image brings its seccomp programs along, and those of another list are refused.
+        let list = Filters::compile()?.name();
         Ok(Engine {
             name: "criu".to_owned(),
-            build: format!("{} boxes-{FORMAT} {}", criu.version, std::env::consts::ARCH),
+            build: format!(
+                "{} boxes-{FORMAT}-{list} {}",
+                criu.version,
+                std::env::consts::ARCH
+            ),
         })
     }
 

@@ -9,6 +9,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch, sock_filter,
 };
+use sha2::{Digest as _, Sha256};
 use std::{collections::BTreeMap, io};
 
 #[cfg(target_arch = "x86_64")]
@@ -82,6 +83,21 @@ impl Filters {
         self.programs
             .iter()
             .map(|program| program.iter().flat_map(instruction).collect())
+            .collect()
+    }
+
+    /// A short name of this very list.
+    pub fn name(&self) -> String {
+        let digest = self
+            .bytes()
+            .iter()
+            .fold(Sha256::new(), |digest, program| {
+                digest.chain_update(program)
+            })
+            .finalize();
+        digest[..4]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
             .collect()
     }
 
