@@ -6,8 +6,11 @@
 mod caps;
 mod child;
 pub mod client;
+mod limits;
 mod mounts;
 mod netns;
+mod own;
+mod processors;
 pub mod protocol;
 mod repair;
 mod restore;
@@ -28,6 +31,7 @@ use crate::{
     seccomp::Filters,
     sys,
 };
+use processors::Processors;
 use protocol::{Job, Packet, Setup};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -95,6 +99,7 @@ struct Launcher {
     control: OwnedFd,
     setup: Setup,
     filters: Filters,
+    processors: Processors,
     workers: Vec<Worker>,
     busy: Vec<Busy>,
     waiting: VecDeque<Packet>,
@@ -120,6 +125,7 @@ impl Launcher {
             control,
             setup,
             filters,
+            processors: Processors::of_this_host(),
             workers: Vec::new(),
             busy: Vec::new(),
             waiting: VecDeque::new(),
@@ -303,7 +309,13 @@ impl Launcher {
         }
         drop(ours);
         self.let_go(theirs);
-        worker::run(&self.setup, &self.filters, &name, &self.control);
+        worker::run(
+            &self.setup,
+            &self.filters,
+            &self.processors,
+            &name,
+            &self.control,
+        );
         std::process::exit(0)
     }
 }

@@ -5,25 +5,25 @@
 //! box only goes on after it was looked at.
 
 use super::{
-    mounts,
+    limits, mounts,
+    own::Own,
     protocol::{self, Started},
     repair,
     room::{self, Beside, Run, Seen},
-    table, userns_image,
+    table, userns, userns_image,
     verify::{self, Expected},
     words,
-    worker::listen_in,
+    worker::{Place, listen_in},
 };
 use crate::{
     cgroup::{Cgroups, layout::Layout},
     failure::{Doing, Failure},
     proc,
-    seccomp::Filters,
-    sys::{Cloned, set_mount_attributes},
+    sys::{self, Cloned, set_mount_attributes},
 };
 use rustix::{
     fs::{CWD, Mode, OFlags, mkfifoat, open},
-    mount::{MountFlags, mount_bind, mount_remount},
+    mount::mount_bind,
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
@@ -50,19 +50,18 @@ const ASK: &str = "#!/bin/sh\n\
 const END_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What a restore needs beside the job.
-pub struct Place<'a> {
-    pub cgroups: &'a Cgroups,
-    pub filters: &'a Filters,
+pub struct Restoring<'a> {
+    pub place: &'a Place<'a>,
     pub directory: &'a OwnedFd,
     pub reply: &'a OwnedFd,
 }
 
 /// The box runs when this returns, or nothing of it is left.
-pub fn restore(job: &protocol::Restore, place: &Place<'_>) -> Result<(Started, Cloned), Failure> {
-    let home = (!place.cgroups.needs_attach()).then(Home::here).flatten();
-    let made = prepare(job, place).and_then(|(words, _listener)| run(job, place, &words));
+pub fn restore(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started, Cloned), Failure> {
+    let home = (!here.place.cgroups.needs_attach()).then(Home::here).flatten();
+    let made = prepare(job, here).and_then(|(words, _listener)| run(job, here, &words));
     if made.is_err() {
-        clear(place.cgroups);
+        clear(here.place.cgroups);
         if let Some(home) = home {
             home.back();
         }
@@ -103,20 +102,23 @@ impl Home {
 /// What to tell CRIU, and the socket that is handed in.
 fn prepare(
     job: &protocol::Restore,
-    place: &Place<'_>,
+    here: &Restoring<'_>,
 ) -> Result<(Vec<OsString>, OwnedFd), Failure> {
     let start = &job.start;
-    place.cgroups.set_limits(&start.limits)?;
-    if !place.cgroups.needs_attach() {
-        place.cgroups.attach(own_pid())?;
+    // CRIU makes the user namespace, and brings the other limits of processes back.
+    limits::of_namespaces_to_be()?;
+    here.place.own.set_boot_id(&start.boot_id)?;
+    here.place.cgroups.set_limits(&start.limits)?;
+    if !here.place.cgroups.needs_attach() {
+        here.place.cgroups.attach(own_pid())?;
     }
     // SAFETY: a cgroup namespace touches neither memory nor descriptors. Only now: its root
     // is the cgroup of this moment.
     unsafe { unshare_unsafe(UnshareFlags::NEWCGROUP) }.doing("making the cgroup namespace")?;
-    let listener = listen_in(place.directory).doing("making the socket of the agent")?;
+    let listener = listen_in(here.directory).doing("making the socket of the agent")?;
     let namespace = idmap::user_namespace(start.first_id)?;
     let root = mounts::prepare_root(&start.root, namespace.as_fd())?;
-    let agent = mounts::prepare_agent(place.directory, namespace.as_fd())?;
+    let agent = mounts::prepare_agent(here.directory, namespace.as_fd())?;
     let image = mounts::detached(CWD, &job.image).doing("opening the image")?;
     set_mount_attributes(image.as_fd(), mounts::STILL, None).doing("opening the image")?;
     room::enter(&job.criu)?;
@@ -124,8 +126,7 @@ fn prepare(
     room::attach(&agent, table::AGENT_FILE, true)?;
     room::attach(&image, room::IMAGE, false)?;
     userns_image::put_over(Path::new(room::IMAGE), start.first_id)?;
-    still_file_systems()?;
-    mounts_of_the_host()?;
+    own_files(here.place.own)?;
     connections_of_the_past()?;
     for fifo in [QUESTION, ANSWER] {
         mkfifoat(CWD, fifo, Mode::from_raw_mode(0o600)).doing("making a way to ask")?;
@@ -164,41 +165,18 @@ fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// The empty directory that hides things, and the /sys that holds nothing but the processors.
-fn still_file_systems() -> Result<(), Failure> {
-    for at in [table::EMPTY, table::SYSTEM] {
-        fs::create_dir(at).doing(format_args!("making {at}"))?;
-        room::memory(at)?;
-    }
-    fs::create_dir_all(Path::new(table::SYSTEM).join("devices/system/cpu"))
-        .doing("making the /sys of the box")?;
-    for at in [table::EMPTY, table::SYSTEM] {
-        let flags = MountFlags::BIND
-            | MountFlags::RDONLY
-            | MountFlags::NOSUID
-            | MountFlags::NODEV
-            | MountFlags::NOEXEC;
-        mount_remount(at, flags, c"").doing(format_args!("making {at} read-only"))?;
-    }
-    Ok(())
-}
-
-/// The device nodes and the processors, as every box has them.
-fn mounts_of_the_host() -> Result<(), Failure> {
-    fs::create_dir(table::DEVICE_NODES).doing("making the devices of the box")?;
-    for name in mounts::DEVICES {
-        let doing = format!("mounting /dev/{name}");
-        let node = mounts::detached(CWD, Path::new("/dev").join(name)).doing(&doing)?;
-        set_mount_attributes(node.as_fd(), mounts::NOSUID | mounts::NOEXEC, None).doing(&doing)?;
-        room::attach(&node, &format!("{}/{name}", table::DEVICE_NODES), true)?;
-    }
-    let doing = "mounting /sys/devices/system/cpu";
-    if Path::new(table::PROCESSORS).exists() {
-        let cpu = mounts::detached(CWD, table::PROCESSORS).doing(doing)?;
-        set_mount_attributes(cpu.as_fd(), mounts::STILL, None).doing(doing)?;
-        room::attach(&cpu, table::PROCESSORS_COPY, false)?;
-    }
-    Ok(())
+/// The files a sandbox has of its own, twice: CRIU takes mounts with the flags they have here.
+fn own_files(own: &Own) -> Result<(), Failure> {
+    let doing = "mounting the files of the sandbox";
+    fs::create_dir(table::OWN).doing(doing)?;
+    let target = open(
+        table::OWN,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .doing(doing)?;
+    own.attach(&target).doing(doing)?;
+    room::attach(&own.part(".", mounts::STILL)?, table::OWN_STILL, false)
 }
 
 /// Connections to the world outside come back with the address they had, to be told that they
@@ -215,7 +193,7 @@ fn connections_of_the_past() -> Result<(), Failure> {
 
 fn run(
     job: &protocol::Restore,
-    place: &Place<'_>,
+    here: &Restoring<'_>,
     words: &[OsString],
 ) -> Result<(Started, Cloned), Failure> {
     // Both ends, so that it does not end when the script closes its own.
@@ -228,13 +206,13 @@ fn run(
     let mut criu = Run::start(&job.criu, words, None)?;
     let mut found = None;
     let beside = Beside {
-        caller: place.reply.as_fd(),
+        caller: here.reply.as_fd(),
         question: question.as_fd(),
     };
     loop {
         match criu.wait(Some(beside))? {
             Seen::Asked => {
-                let looked = asked(&question).and_then(|pid| look(pid, job, place));
+                let looked = asked(&question).and_then(|pid| look(pid, job, here));
                 match looked {
                     Ok(whole) => found = Some(whole),
                     Err(failure) => {
@@ -281,7 +259,7 @@ fn asked(question: &OwnedFd) -> Result<i32, Failure> {
 fn look(
     pid: i32,
     job: &protocol::Restore,
-    place: &Place<'_>,
+    here: &Restoring<'_>,
 ) -> Result<(Started, Cloned), Failure> {
     let pidfd = Pid::from_raw(pid)
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
@@ -289,20 +267,30 @@ fn look(
         .doing("watching the box")?;
     let expected = Expected {
         first_id: job.start.first_id,
-        cgroups: place.cgroups,
-        filters: place.filters.count(),
+        cgroups: here.place.cgroups,
+        filters: here.place.filters.count(),
+        own: here.place.own.device()?,
     };
     let processes = verify::confined(pid, &expected).map_err(|why| Failure {
         doing: format!("the box that came back is not confined: {why}"),
         source: io::ErrorKind::PermissionDenied.into(),
     })?;
     repair::end(&processes)?;
+    let namespace = userns::open(pid)?;
+    let owner = sys::owner_of(namespace.as_fd()).doing("looking at the user namespace")?;
+    if job.criu.gives_owners && owner != job.start.first_id {
+        return Err(Failure {
+            doing: format!("the box that came back counts as user {owner} of the host"),
+            source: io::ErrorKind::PermissionDenied.into(),
+        });
+    }
+    limits::of_user_namespace(&namespace)?;
     name(pid, &job.start.hostname)?;
     let start_ticks = proc::start_ticks(pid).doing("reading the start of the box")?;
     let started = Started {
         pid,
         start_ticks,
-        cgroups: place.cgroups.clone(),
+        cgroups: here.place.cgroups.clone(),
     };
     Ok((started, Cloned { pid, pidfd }))
 }
