@@ -274,7 +274,7 @@ is_our_criu() {
   local found
   found=$("$1" --version 2>/dev/null | sed -n 's/^Version: //p')
   case $found in
-    *.sandkeep2) at_least "$MIN_CRIU" "$found" ;;
+    *.sandkeep3) at_least "$MIN_CRIU" "$found" ;;
     *) false ;;
   esac
 }
@@ -331,11 +331,13 @@ build_criu() {
     case $2:$(cat flavour) in
       ours:plain)
         patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
-        sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep2/' Makefile.versions
+        patch --strip=1 <"$REPO/deploy/criu/owners.patch"
+        sed -i 's/^CRIU_VERSION[[:space:]].*/&.sandkeep3/' Makefile.versions
         ;;
       plain:ours)
+        patch --strip=1 --reverse <"$REPO/deploy/criu/owners.patch"
         patch --strip=1 --reverse <"$REPO/deploy/criu/boxes.patch"
-        sed -i 's/\.sandkeep2$//' Makefile.versions
+        sed -i 's/\.sandkeep3$//' Makefile.versions
         ;;
     esac
     printf '%s' "$2" >flavour

@@ -30,6 +30,8 @@ pub async fn memory(given: Option<&Path>) -> Check {
     const NAME: &str = "memory to disk";
     const INSTALL: &str = "build CRIU: `script/server` of the sources does it on Debian and Ubuntu \
         (see docs/time.md); where the distribution has CRIU 4.2 or newer its package will do";
+    const SHARED_LIMITS: &str = "sandboxes that come back from the disk share limits of the kernel \
+        (inotify, message queues, pending signals) with root of this host";
     let Some(program) = criu::find(given) else {
         return Check::warning(
             NAME,
@@ -38,6 +40,15 @@ pub async fn memory(given: Option<&Path>) -> Check {
         );
     };
     match criu::look(&program).await {
+        Ok(criu) if criu.keeps_connections() && !criu.gives_owners() => Check::warning(
+            NAME,
+            format!(
+                "CRIU {} at {} was built for an earlier version: {SHARED_LIMITS}",
+                criu.version,
+                program.display()
+            ),
+            INSTALL,
+        ),
         Ok(criu) if criu.keeps_connections() => Check::ok(
             NAME,
             format!("CRIU {} at {}", criu.version, program.display()),
@@ -46,7 +57,7 @@ pub async fn memory(given: Option<&Path>) -> Check {
             NAME,
             format!(
                 "CRIU {} at {} is not built for boxes: those with open TCP connections, and those \
-                 that were on disk before, stay in memory when they are paused",
+                 that were on disk before, stay in memory when they are paused; {SHARED_LIMITS}",
                 criu.version,
                 program.display()
             ),

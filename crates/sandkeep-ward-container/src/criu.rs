@@ -14,8 +14,10 @@ use tokio::{process::Command, time::timeout};
 pub const OLDEST: (u32, u32) = (4, 2);
 /// Where `script/server` puts the one it builds.
 const OURS: &str = "/usr/local/lib/sandkeep/criu";
-/// In the version of a build with our patch, see `deploy/criu`.
+/// In the version of a build with our patches, see `deploy/criu`; a number follows.
 const MARK: &str = "sandkeep";
+/// The first build whose user namespaces belong to root in them.
+const GIVES_OWNERS: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A CRIU that is new enough.
@@ -29,6 +31,15 @@ impl Criu {
     /// Whether it brings open TCP connections back into the network namespace of a box.
     pub fn keeps_connections(&self) -> bool {
         self.version.contains(MARK)
+    }
+
+    /// Whether a user namespace that it makes belongs to the root in it. That of another build
+    /// belongs to root of the host, and the kernel counts for the host what is taken in it.
+    pub fn gives_owners(&self) -> bool {
+        self.version
+            .split_once(MARK)
+            .and_then(|(_, build)| build.parse::<u32>().ok())
+            .is_some_and(|build| build >= GIVES_OWNERS)
     }
 }
 
@@ -102,6 +113,15 @@ mod tests {
     fn versions() {
         assert_eq!(number("4.2.1.sandkeep2"), Some((4, 2)));
         assert_eq!(number("4.3"), Some((4, 3)));
+        let gives_owners = |version: &str| {
+            Criu {
+                program: PathBuf::new(),
+                version: version.to_owned(),
+            }
+            .gives_owners()
+        };
+        assert!(gives_owners("4.2.1.sandkeep3") && gives_owners("4.3.sandkeep12"));
+        assert!(!gives_owners("4.2.1.sandkeep2") && !gives_owners("4.3"));
         assert!(number("3.17.1").unwrap() < OLDEST);
         assert_eq!(number(""), None);
     }

@@ -136,7 +136,7 @@ impl Inner {
         protocol::Criu {
             program: criu.program.clone(),
             known: self.state_dir.join(name),
-            gives_owners: criu.keeps_connections(),
+            gives_owners: criu.gives_owners(),
         }
     }
 
