@@ -334,8 +334,7 @@ for number in (0, 1, 2):
     note(f"/proc/1/fd/{number}")
 print(json.dumps(found))
 """
-# The program of the first process: one file for all of them. It can be run, and read by root of a
-# sandbox alone; docs/threats.md tells what is left there.
+# The program of the first process: one file for all of them. It can be run and not be opened.
 SHARED = {"/run/sandkeep-agent"}
 
 
@@ -445,6 +444,29 @@ def test_what_others_do_is_not_in_proc(two, server):
             assert box.exec(f"stat -c %t:%T /dev/{device}").out == f"{os.major(real):x}:{os.minor(real):x}\n", device
         assert box.exec("head -c 3 /dev/zero | od -An -tx1").out.split() == ["00"] * 3
         assert box.exec("echo x > /dev/null; head -c 8 /dev/urandom | wc -c").out.strip() == "8"
+
+
+def test_the_program_that_sandboxes_share_can_not_be_opened_watched_or_locked(two):
+    said = two[0].python("""
+        import ctypes, errno, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        for path in ("/run/sandkeep-agent", "/proc/1/exe"):
+            for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+                try:
+                    os.open(path, flags)
+                    print("opened", path)
+                except OSError as error:
+                    assert error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY), error
+            watch = libc.inotify_init1(0)
+            assert watch >= 0
+            if libc.inotify_add_watch(watch, path.encode(), 0xfff) >= 0:
+                print("watched", path)
+    """)
+    assert said.ok and said.out == "", said
+    read = lambda: two[0].root("stat -c %x /run/sandkeep-agent").out  # noqa: E731
+    before = read()
+    assert two[1].root("/run/sandkeep-agent --no-such-flag; true").ok
+    assert read() == before
 
 
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

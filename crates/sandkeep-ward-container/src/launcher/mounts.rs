@@ -33,6 +33,8 @@ use std::{
 const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
 pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
 pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+/// When a program was run last tells what others do.
+const NOATIME: u64 = libc::MOUNT_ATTR_NOATIME;
 const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 /// For what may be read and nothing else.
 pub const STILL: u64 = RDONLY | NOSUID | NODEV | NOEXEC;
@@ -131,15 +133,18 @@ pub fn prepare_root(root: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd, F
 }
 
 /// Made by the worker: the agent's file in the directory of the box, which nobody can change
-/// through this mount.
-pub fn prepare_agent(directory: &OwnedFd, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
-    let attributes = RDONLY | NODEV | NOSUID;
+/// through this mount. All sandboxes have the same file; it can be run and not read, so that
+/// nobody can watch it or lock it. Root in a sandbox is nobody to it, unless the file is given
+/// `to` the sandbox.
+pub fn prepare_agent(directory: &OwnedFd, to: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Failure> {
+    let attributes = RDONLY | NODEV | NOSUID | NOATIME;
     let mount = detached(directory, crate::start::AGENT).doing("opening the agent")?;
-    // Where owners can not be mapped the agent still runs; it is then owned by nobody.
-    if set_mount_attributes(mount.as_fd(), attributes, Some(namespace)).is_err() {
-        set_mount_attributes(mount.as_fd(), attributes, None)
-            .doing("making the agent read-only")?;
-    }
+    let change = |to| {
+        change_mount_attributes(mount.as_fd(), attributes, libc::MOUNT_ATTR__ATIME, to)
+            .doing("making the agent read-only")
+    };
+    // Not every file system maps owners.
+    change(to).or_else(|failure| if to.is_some() { change(None) } else { Err(failure) })?;
     Ok(mount)
 }
 
