@@ -205,7 +205,10 @@ impl Inner {
 /// An image may be of another server.
 fn is_uuid(text: &str) -> bool {
     let groups: Vec<usize> = text.split('-').map(str::len).collect();
-    groups == [8, 4, 4, 4, 12] && text.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
+    groups == [8, 4, 4, 4, 12]
+        && text
+            .bytes()
+            .all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
 /// Everything of an image that is not CRIU's. Gives the directory of the box and the lock of whoever

@@ -134,8 +134,7 @@ pub fn owner_of(namespace: BorrowedFd<'_>) -> io::Result<u32> {
     const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
     let mut owner: libc::uid_t = 0;
     // SAFETY: the kernel writes one number there.
-    let done =
-        unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID as _, &raw mut owner) };
+    let done = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID as _, &raw mut owner) };
     if done == 0 {
         Ok(owner)
     } else {

@@ -62,6 +62,7 @@ pub(crate) struct Inner {
     pub agent: PathBuf,
     /// Where the operator says that CRIU is.
     pub criu: Option<PathBuf>,
+    pub most_boxes: usize,
     /// The CRIU that was found last.
     pub engine: tokio::sync::Mutex<Option<(Stamp, Criu)>>,
     pub tree: Cgroups,
@@ -120,6 +121,7 @@ impl ContainerWard {
             state_dir,
             agent,
             criu: config.criu,
+            most_boxes: config.most_boxes,
             engine: tokio::sync::Mutex::default(),
             tree,
             slots,
@@ -256,7 +258,8 @@ impl Ward for ContainerWard {
 
     async fn check(&self) -> Vec<Check> {
         let state_dir = self.inner.state_dir.clone();
-        let mut checks = task::spawn_blocking(move || checks::all(&state_dir))
+        let most_boxes = self.inner.most_boxes;
+        let mut checks = task::spawn_blocking(move || checks::all(&state_dir, most_boxes))
             .await
             .unwrap_or_default();
         checks.push(checks::memory(self.inner.criu.as_deref()).await);

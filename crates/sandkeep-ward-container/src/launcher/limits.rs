@@ -81,12 +81,7 @@ fn set(resource: Resource, wanted: u64) -> rustix::io::Result<()> {
 pub fn of_this_user_namespace(sys: impl AsFd) -> Result<(), Failure> {
     for (name, most) in PER_NAMESPACE {
         let path = format!("user/{name}");
-        let file = match openat(
-            &sys,
-            &path,
-            OFlags::WRONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        ) {
+        let file = match openat(&sys, &path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
             // Not every kernel has all of them.
             Err(Errno::NOENT) => continue,
             other => other.doing(format_args!("opening /proc/sys/{path} of the sandbox"))?,

@@ -23,6 +23,7 @@ mod verify;
 mod words;
 mod worker;
 
+pub use mounts::TERMINALS;
 pub use repair::end as set_connections_going;
 pub use worker::SOCKET;
 

@@ -14,9 +14,7 @@ use crate::{
     tmpfs,
 };
 use rustix::{
-    fs::{
-        AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, symlinkat,
-    },
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, symlinkat},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
@@ -54,7 +52,7 @@ pub const DEVICES: [(&str, u32, u32); 6] = [
 ];
 
 /// Terminals of a sandbox. The kernel has 4096 for the whole host.
-pub const TERMINALS: &str = "64";
+pub const TERMINALS: u32 = 64;
 
 /// Links that programs expect in /dev.
 const DEV_LINKS: [(&str, &str); 5] = [
@@ -144,7 +142,13 @@ pub fn prepare_agent(directory: &OwnedFd, to: Option<BorrowedFd<'_>>) -> Result<
             .doing("making the agent read-only")
     };
     // Not every file system maps owners.
-    change(to).or_else(|failure| if to.is_some() { change(None) } else { Err(failure) })?;
+    change(to).or_else(|failure| {
+        if to.is_some() {
+            change(None)
+        } else {
+            Err(failure)
+        }
+    })?;
     Ok(mount)
 }
 
@@ -196,7 +200,8 @@ pub fn populate(own: &Own, agent: BorrowedFd<'_>, memory: u64) -> Result<(), Fai
     .doing("opening the root")?;
     // Parts of it can only be taken while it is mounted in the namespace of who takes them.
     let sys = directory(&root, "sys", 0o555)?;
-    own.attach(&sys).doing("mounting the files of the sandbox")?;
+    own.attach(&sys)
+        .doing("mounting the files of the sandbox")?;
     let proc = fresh("proc", &[], STRICT)?;
     attach(&proc, &directory(&root, "proc", 0o555)?).doing("mounting /proc")?;
     // Opened before it becomes read-only.
@@ -253,7 +258,7 @@ fn devices(own: &Own, root: &OwnedFd, memory: u64) -> Result<(), Failure> {
             ("gid", "5"),
             ("mode", "620"),
             ("ptmxmode", "666"),
-            ("max", TERMINALS),
+            ("max", &TERMINALS.to_string()),
         ],
         MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
     )?;

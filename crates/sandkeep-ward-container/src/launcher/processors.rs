@@ -53,7 +53,14 @@ impl Processors {
             .into_iter()
             .flatten()
             .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("cpu")?.parse().ok())
+            .filter_map(|entry| {
+                entry
+                    .file_name()
+                    .to_str()?
+                    .strip_prefix("cpu")?
+                    .parse()
+                    .ok()
+            })
             .collect();
         numbers.sort_unstable();
         for number in numbers {
@@ -117,7 +124,11 @@ mod tests {
         fs::write(host.path().join("online"), "0-1\n").unwrap();
         fs::write(host.path().join("microcode"), "secret").unwrap();
         let found = Processors::below(host.path());
-        let paths: Vec<&str> = found.files.iter().filter_map(|(path, _)| path.to_str()).collect();
+        let paths: Vec<&str> = found
+            .files
+            .iter()
+            .filter_map(|(path, _)| path.to_str())
+            .collect();
         assert_eq!(
             paths,
             [

@@ -57,8 +57,13 @@ pub struct Restoring<'a> {
 }
 
 /// The box runs when this returns, or nothing of it is left.
-pub fn restore(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started, Cloned), Failure> {
-    let home = (!here.place.cgroups.needs_attach()).then(Home::here).flatten();
+pub fn restore(
+    job: &protocol::Restore,
+    here: &Restoring<'_>,
+) -> Result<(Started, Cloned), Failure> {
+    let home = (!here.place.cgroups.needs_attach())
+        .then(Home::here)
+        .flatten();
     let made = prepare(job, here).and_then(|(words, _listener)| run(job, here, &words));
     if made.is_err() {
         clear(here.place.cgroups);

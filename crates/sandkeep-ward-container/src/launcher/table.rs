@@ -129,9 +129,23 @@ pub fn check(text: &str, own: &str) -> Result<(), String> {
     let there = |point: &&String| Path::new(point.as_str()).exists();
     // Which of its own files is where, and how it is mounted.
     let mut placed: Vec<(&str, &str, &[&str])> = vec![("/sys", own::SYSTEM, STILL)];
-    placed.extend(devices.iter().zip(device_names).map(|(at, of)| (at.as_str(), of, NODE)));
-    placed.extend(files.iter().filter(there).map(|at| (at.as_str(), "null", NODE)));
-    placed.extend(dirs.iter().filter(there).map(|at| (at.as_str(), own::EMPTY, STILL)));
+    placed.extend(
+        devices
+            .iter()
+            .zip(device_names)
+            .map(|(at, of)| (at.as_str(), of, NODE)),
+    );
+    placed.extend(
+        files
+            .iter()
+            .filter(there)
+            .map(|at| (at.as_str(), "null", NODE)),
+    );
+    placed.extend(
+        dirs.iter()
+            .filter(there)
+            .map(|at| (at.as_str(), own::EMPTY, STILL)),
+    );
     placed.extend(
         (replaced.iter().zip(REPLACED_FILES))
             .filter(|(at, _)| there(at))
@@ -168,4 +182,97 @@ pub fn check(text: &str, own: &str) -> Result<(), String> {
 /// The mounts of a process, for [`check`].
 pub fn of(pid: i32) -> std::io::Result<String> {
     fs::read_to_string(format!("/proc/{pid}/mountinfo"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN_DEVICE: &str = "0:77";
+
+    /// As a sandbox on this kernel has them.
+    fn mounts() -> String {
+        let still = "ro,nosuid,nodev,noexec";
+        let line = |device: &str, root: &str, point: &str, options: &str, tail: &str| {
+            format!("90 80 {device} {root} {point} {options},relatime - {tail}\n")
+        };
+        let mut text = line(
+            "0:30",
+            "/disk",
+            "/",
+            "rw,nodev,idmapped",
+            "btrfs /dev/loop0 rw",
+        );
+        for (point, options, tail) in [
+            ("/proc", "rw,nosuid,nodev,noexec", "proc proc rw"),
+            ("/dev", "rw,nosuid,noexec", "tmpfs none rw"),
+            (
+                "/dev/pts",
+                "rw,nosuid,noexec",
+                "devpts none rw,mode=620,max=64",
+            ),
+            ("/dev/shm", "rw,nosuid,nodev,noexec", "tmpfs none rw"),
+            ("/dev/mqueue", "rw,nosuid,nodev,noexec", "mqueue none rw"),
+            ("/run", "rw,nosuid,nodev", "tmpfs none rw"),
+            (
+                "/run/sandkeep-agent",
+                "ro,nosuid,nodev",
+                "ext4 /dev/root rw",
+            ),
+        ] {
+            text += &line("0:31", "/", point, options, tail);
+        }
+        for name in READ_ONLY {
+            text += &line(
+                "0:31",
+                &format!("/{name}"),
+                &format!("/proc/{name}"),
+                still,
+                "proc proc rw",
+            );
+        }
+        let node = "rw,nosuid,noexec";
+        for external in externals() {
+            let (options, part) = match external.source.rsplit_once('/') {
+                Some((OWN, part)) => (node, part),
+                Some((OWN_STILL, part)) => (still, part),
+                _ => continue,
+            };
+            if !external.point.starts_with("/proc/") || Path::new(&external.point).exists() {
+                let tail = "tmpfs none rw";
+                text += &line(
+                    OWN_DEVICE,
+                    &format!("/{part}"),
+                    &external.point,
+                    options,
+                    tail,
+                );
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn a_file_that_is_not_the_sandboxs_own_is_refused() {
+        let whole = mounts();
+        assert_eq!(check(&whole, OWN_DEVICE), Ok(()));
+        assert!(check(&whole, "0:5").is_err(), "of another file system");
+        for (point, root) in [
+            ("/dev/null", "/null"),
+            ("/proc/loadavg", "/loadavg"),
+            ("/sys", "/sys"),
+        ] {
+            let own = format!("{OWN_DEVICE} {root} {point} ");
+            assert!(whole.contains(&own), "{own}");
+            for other in [
+                format!("0:5 {root} {point} "),
+                format!("{OWN_DEVICE} /zero {point} "),
+            ] {
+                let why = check(&whole.replacen(&own, &other, 1), OWN_DEVICE).unwrap_err();
+                assert!(why.contains(point), "{why}");
+            }
+        }
+        let many = whole.replace("max=64", "max=1024");
+        assert!(check(&many, OWN_DEVICE).unwrap_err().contains("max=64"));
+    }
 }
