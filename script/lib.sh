@@ -269,7 +269,7 @@ machine_kernel() {
 MIN_CRIU=4.2
 # What our patch adds to the version: bump it with every change of the patch, so that builds
 # with an earlier one are made again.
-CRIU_FLAVOUR=sandkeep3
+CRIU_FLAVOUR=sandkeep4
 OUR_CRIU=/usr/local/lib/sandkeep/criu
 has_criu() { is_our_criu "$OUR_CRIU"; }
 
@@ -340,9 +340,11 @@ build_criu() {
     case $wanted:$(cat flavour) in
       "$CRIU_FLAVOUR":plain)
         patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
+        patch --strip=1 <"$REPO/deploy/criu/owners.patch"
         sed -i "s/^CRIU_VERSION[[:space:]].*/&.$CRIU_FLAVOUR/" Makefile.versions
         ;;
       plain:"$CRIU_FLAVOUR")
+        patch --strip=1 --reverse <"$REPO/deploy/criu/owners.patch"
         patch --strip=1 --reverse <"$REPO/deploy/criu/boxes.patch"
         sed -i "s/\.$CRIU_FLAVOUR\$//" Makefile.versions
         ;;

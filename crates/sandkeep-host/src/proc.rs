@@ -35,6 +35,11 @@ pub fn boot_id() -> String {
         .unwrap_or_default()
 }
 
+/// One that the kernel makes for whoever asks.
+pub fn random_uuid() -> io::Result<String> {
+    fs::read_to_string("/proc/sys/kernel/random/uuid").map(|text| text.trim().to_owned())
+}
+
 /// Memory of the host in bytes, under the name that /proc/meminfo has for it.
 pub fn memory(name: &str) -> Option<u64> {
     field_of_memory(&fs::read_to_string("/proc/meminfo").ok()?, name)

@@ -3,7 +3,7 @@
 
 use rustix::{
     fs::StatVfs,
-    mount::{MountFlags, MountPropagationFlags, UnmountFlags},
+    mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_remount},
 };
 use sandkeep_model::{Code, Error, Result, human_bytes};
 use std::{
@@ -28,6 +28,10 @@ use crate::{
 const SMALLEST_POOL: u64 = 128 << 20;
 /// Below this nothing new is begun: a btrfs that is full to the brim has trouble deleting.
 const RESERVE: u64 = 32 << 20;
+
+/// What belongs to root of a sandbox on its disk belongs to root of the host here. The clone of
+/// the mount that a sandbox has is without `nosuid`: sudo works there.
+const FLAGS: MountFlags = MountFlags::NOATIME.union(MountFlags::NOSUID);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolKind {
@@ -186,6 +190,9 @@ fn open_loop(state: &Path, size: u64) -> Result<PathBuf> {
                 ))
                 .hint("unmount it, or give the server another state directory"));
             }
+            // One of an earlier version mounted it without.
+            mount_remount(&root, MountFlags::BIND | FLAGS, c"")
+                .doing_to("changing the flags of the mount", &root)?;
             mount.source
         }
         None => {
@@ -206,8 +213,7 @@ fn mount_pool(device: &Path, root: &Path) -> Result<()> {
         device,
         root,
         "btrfs",
-        // Not nosuid: a box's own view of its disk is a clone of this mount, and sudo works there.
-        MountFlags::NOATIME,
+        FLAGS,
         // Freed blocks become holes in the sparse file again.
         Some(c"space_cache=v2,discard=async"),
     );

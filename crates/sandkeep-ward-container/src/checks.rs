@@ -3,15 +3,21 @@
 use crate::{
     cgroup::layout::{Kind, Layout},
     criu,
+    launcher::TERMINALS,
     seccomp::Filters,
 };
+use sandkeep_model::Limits;
 use sandkeep_ward::Check;
 use std::{fs, path::Path};
 
 /// Mapped mounts on btrfs came with 5.15; clone into a cgroup and close_range are older.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
+/// The kernel has no more.
+const MOST_PIDS: u64 = 4_194_304;
 
-pub fn all(state_dir: &Path) -> Vec<Check> {
+/// What a host with `most_boxes` sandboxes needs.
+pub fn all(state_dir: &Path, most_boxes: usize) -> Vec<Check> {
+    let most_boxes = u64::try_from(most_boxes).unwrap_or(u64::MAX);
     vec![
         root(),
         kernel(&text("/proc/sys/kernel/osrelease")),
@@ -22,6 +28,13 @@ pub fn all(state_dir: &Path) -> Vec<Check> {
         mapped_mounts(state_dir),
         core_pattern(&text("/proc/sys/kernel/core_pattern")),
         file_limit(),
+        sockets(),
+        process_ids(&text("/proc/sys/kernel/pid_max"), most_boxes),
+        terminals(
+            &text("/proc/sys/kernel/pty/max"),
+            &text("/proc/sys/kernel/pty/reserve"),
+            most_boxes,
+        ),
     ]
 }
 
@@ -30,6 +43,8 @@ pub async fn memory(given: Option<&Path>) -> Check {
     const NAME: &str = "memory to disk";
     const INSTALL: &str = "build CRIU: `script/server` of the sources does it on Debian and Ubuntu \
         (see docs/time.md); where the distribution has CRIU 4.2 or newer its package will do";
+    const SHARED_LIMITS: &str = "sandboxes that come back from the disk share limits of the kernel \
+        (inotify, message queues, pending signals) with root of this host";
     let Some(program) = criu::find(given) else {
         return Check::warning(
             NAME,
@@ -38,6 +53,16 @@ pub async fn memory(given: Option<&Path>) -> Check {
         );
     };
     match criu::look(&program).await {
+        Ok(criu) if criu.keeps_connections() && !criu.is_careful() => Check::warning(
+            NAME,
+            format!(
+                "CRIU {} at {} was built for an earlier version: sandboxes that hold deleted files stay \
+                 in memory when they are paused, and {SHARED_LIMITS}",
+                criu.version,
+                program.display()
+            ),
+            INSTALL,
+        ),
         Ok(criu) if criu.is_careful() => Check::ok(
             NAME,
             format!("CRIU {} at {}", criu.version, program.display()),
@@ -56,7 +81,8 @@ pub async fn memory(given: Option<&Path>) -> Check {
             NAME,
             format!(
                 "CRIU {} at {} is not built for boxes: those with open TCP connections or deleted \
-                 files, and those that were on disk before, stay in memory when they are paused",
+                 files, and those that were on disk before, stay in memory when they are paused; \
+                 {SHARED_LIMITS}",
                 criu.version,
                 program.display()
             ),
@@ -174,6 +200,78 @@ fn cgroups() -> Check {
             "mount cgroup2, or boot with systemd.unified_cgroup_hierarchy=1",
         ),
         Err(error) => Check::missing(NAME, error.message, error.hint.unwrap_or_default()),
+    }
+}
+
+/// Whether what waits in sockets is memory of the sandbox.
+fn sockets() -> Check {
+    const NAME: &str = "memory of sockets";
+    let version_1 = Layout::of_this_host()
+        .and_then(|layout| layout.kind())
+        .is_ok_and(|kind| kind != Kind::Unified);
+    if version_1 {
+        return Check::warning(
+            NAME,
+            "cgroup version 1 counts it apart: a sandbox can have a quarter of its memory limit in \
+             sockets beside it, and each TCP connection 64 KiB more",
+            "boot with systemd.unified_cgroup_hierarchy=1, so that it is counted as memory",
+        );
+    }
+    Check::ok(NAME, "counted as memory of the sandbox")
+}
+
+/// Sandboxes share the numbers of processes with the host.
+fn process_ids(most: &str, boxes: u64) -> Check {
+    const NAME: &str = "process ids";
+    let each = u64::from(Limits::default().pids);
+    let wanted = boxes.saturating_mul(each);
+    match most.parse::<u64>() {
+        Ok(most) if most < wanted => Check::warning(
+            NAME,
+            format!(
+                "kernel.pid_max is {most}: {} sandboxes with {each} processes each use up all of \
+                 them, and {boxes} sandboxes are allowed",
+                most / each
+            ),
+            format!(
+                "sysctl -w kernel.pid_max={}, and make it last in /etc/sysctl.d; or lower `max_boxes`",
+                wanted.next_power_of_two().min(MOST_PIDS)
+            ),
+        ),
+        Ok(most) => Check::ok(NAME, format!("up to {most}, enough for {boxes} sandboxes")),
+        Err(_) => Check::warning(
+            NAME,
+            "kernel.pid_max can not be read",
+            "make sure that /proc is mounted",
+        ),
+    }
+}
+
+/// Sandboxes share the number of terminals with each other; some are kept for the host.
+fn terminals(most: &str, kept: &str, boxes: u64) -> Check {
+    const NAME: &str = "terminals";
+    let each = u64::from(TERMINALS);
+    let wanted = boxes.saturating_mul(each);
+    match (most.parse::<u64>(), kept.parse::<u64>()) {
+        (Ok(most), Ok(kept)) if most.saturating_sub(kept) < wanted => Check::warning(
+            NAME,
+            format!(
+                "{} are for sandboxes: {} with {each} terminals each use up all of them, and \
+                 {boxes} sandboxes are allowed",
+                most.saturating_sub(kept),
+                most.saturating_sub(kept) / each
+            ),
+            format!(
+                "sysctl -w kernel.pty.max={}, and make it last in /etc/sysctl.d; or lower `max_boxes`",
+                wanted.saturating_add(kept)
+            ),
+        ),
+        (Ok(most), Ok(_)) => Check::ok(NAME, format!("{most}, enough for {boxes} sandboxes")),
+        _ => Check::warning(
+            NAME,
+            "kernel.pty.max can not be read",
+            "make sure that /proc is mounted",
+        ),
     }
 }
 

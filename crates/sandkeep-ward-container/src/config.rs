@@ -22,6 +22,8 @@ pub struct ContainerWardConfig {
     /// The first host id for boxes; box number n gets the 65 536 ids from `id_base + n * 65536`.
     pub id_base: u32,
     pub id_slots: u32,
+    /// How many sandboxes the server allows: what the host must have enough for.
+    pub most_boxes: usize,
 }
 
 impl ContainerWardConfig {
@@ -35,6 +37,7 @@ impl ContainerWardConfig {
             criu: None,
             id_base: DEFAULT_ID_BASE,
             id_slots: DEFAULT_ID_SLOTS,
+            most_boxes: 1,
         }
     }
 }

@@ -14,10 +14,11 @@ use tokio::{process::Command, time::timeout};
 pub const OLDEST: (u32, u32) = (4, 2);
 /// Where `script/server` puts the one it builds.
 const OURS: &str = "/usr/local/lib/sandkeep/criu";
-/// In the version of a build with our patch, see `deploy/criu`; the number of the patch follows.
+/// In the version of a build with our patches, see `deploy/criu`; their number follows.
 const MARK: &str = "sandkeep";
-/// The first patch with which CRIU follows no links of a sandbox.
-const CAREFUL: u32 = 3;
+/// The first patches with which CRIU follows no links of a sandbox, and makes user namespaces that
+/// belong to root in them.
+const CAREFUL: u32 = 4;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A CRIU that is new enough.
@@ -33,8 +34,10 @@ impl Criu {
         self.patch().is_some()
     }
 
-    /// Whether it brings deleted files back without following links of the sandbox, and leaves
-    /// out of the image what is to be wiped in copies.
+    /// Whether it brings deleted files back without following links of the sandbox, leaves out of
+    /// the image what is to be wiped in copies, and makes user namespaces that belong to root in
+    /// them: those of another build belong to root of the host, and the kernel counts for the host
+    /// what is taken in them.
     pub fn is_careful(&self) -> bool {
         self.patch().is_some_and(|patch| patch >= CAREFUL)
     }
@@ -114,7 +117,7 @@ mod tests {
 
     #[test]
     fn versions() {
-        assert_eq!(number("4.2.1.sandkeep3"), Some((4, 2)));
+        assert_eq!(number("4.2.1.sandkeep4"), Some((4, 2)));
         assert_eq!(number("4.3"), Some((4, 3)));
         assert!(number("3.17.1").unwrap() < OLDEST);
         assert_eq!(number(""), None);
@@ -129,7 +132,7 @@ mod tests {
         let (plain, old, ours) = (
             criu("4.2.1"),
             criu("4.2.1.sandkeep2"),
-            criu("4.2.1.sandkeep3"),
+            criu("4.2.1.sandkeep4"),
         );
         assert!(!plain.keeps_connections() && !plain.is_careful());
         assert!(old.keeps_connections() && !old.is_careful());

@@ -36,7 +36,7 @@ const MOST_NOTE: u64 = 64 << 10;
 /// The descriptor on which every agent listens.
 const LISTENER: i32 = 3;
 /// Bump it with the mounts, namespaces and descriptors of boxes.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// How the file with what CRIU knows of the kernel ends.
 const KNOWN: &str = ".known";
 const HANG_UP: Duration = Duration::from_secs(5);
@@ -55,6 +55,15 @@ pub struct Note {
     /// What programs in it may have found that the processor can do, by name.
     #[serde(default)]
     pub processor: Vec<String>,
+    /// Which start of which sandbox it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    boot: Option<Boot>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Boot {
+    sandbox: SandboxId,
+    id: String,
 }
 
 impl Note {
@@ -79,6 +88,13 @@ pub struct Image {
 impl Image {
     pub fn agent(&self) -> PathBuf {
         self.path.join(AGENT)
+    }
+
+    /// What the sandbox had in `/proc/sys/kernel/random/boot_id`, if this is the memory of that
+    /// very sandbox.
+    pub fn boot_id_of(&self, sandbox: &SandboxId) -> Option<String> {
+        let boot = self.note.boot.as_ref()?;
+        (boot.sandbox == *sandbox && is_uuid(&boot.id)).then(|| boot.id.clone())
     }
 
     pub fn job(self, start: Start) -> Restore {
@@ -193,6 +209,15 @@ impl Inner {
     }
 }
 
+/// An image may be of another server.
+fn is_uuid(text: &str) -> bool {
+    let groups: Vec<usize> = text.split('-').map(str::len).collect();
+    groups == [8, 4, 4, 4, 12]
+        && text
+            .bytes()
+            .all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
+}
+
 /// Everything of an image that is not CRIU's. Gives the directory of the box and the lock of whoever
 /// writes it.
 fn prepare(
@@ -220,6 +245,10 @@ fn prepare(
     let note = Note {
         listener: listener(live.record.pid).doing("finding the socket of the agent")?,
         processor: elsewhere::instructions(),
+        boot: live.record.own_boot_id.clone().map(|id| Boot {
+            sandbox: live.id.clone(),
+            id,
+        }),
     };
     let text = serde_json::to_vec(&note).map_err(|error| Error::internal(error.to_string()))?;
     fs::write(image.join(NOTE), text).doing("writing the image")?;

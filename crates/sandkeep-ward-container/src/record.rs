@@ -11,7 +11,12 @@ const FILE: &str = "box.json";
 /// Where a running box is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
+    /// Of the host.
     pub boot_id: String,
+    /// Of the sandbox: what programs in it find in `/proc/sys/kernel/random/boot_id`. Those of
+    /// earlier versions had the host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_boot_id: Option<String>,
     pub slot: u32,
     /// PID 1 of the box as the host numbers it; its network namespace is `/proc/PID/ns/net`.
     pub pid: i32,
@@ -28,9 +33,10 @@ pub struct Note {
 }
 
 impl Record {
-    pub fn new(slot: u32, started: Started) -> Self {
+    pub fn new(slot: u32, own_boot_id: String, started: Started) -> Self {
         Self {
             boot_id: proc::boot_id(),
+            own_boot_id: Some(own_boot_id),
             slot,
             pid: started.pid,
             start_ticks: started.start_ticks,

@@ -10,6 +10,7 @@ use crate::{
 use sandkeep_host::{
     failure::Doing as _,
     files::{make_private_dir, open_dir, remove_dir},
+    proc,
     work::blocking,
 };
 use sandkeep_model::{Error, Result};
@@ -69,11 +70,18 @@ impl Inner {
             })
             .await?
         };
+        // The memory of a sandbox that was away comes back into the same start of it; another
+        // sandbox that begins with that memory has started when it did.
+        let own_boot_id = match image.as_ref().and_then(|image| image.boot_id_of(&spec.id)) {
+            Some(id) => id,
+            None => proc::random_uuid().doing("naming this start of the sandbox")?,
+        };
         let start = Start {
             root: spec.root.clone(),
             hostname: spec.hostname.clone(),
             limits: spec.limits,
             first_id: slot.first_id(),
+            boot_id: own_boot_id.clone(),
         };
         let restored = image.is_some();
         let job = match image {
@@ -81,7 +89,7 @@ impl Inner {
             None => Job::Start(start),
         };
         let (started, pidfd) = self.launcher.start(&job, &directory, abandoned).await?;
-        let record = Record::new(number, started);
+        let record = Record::new(number, own_boot_id, started);
         let value = record.to_value()?;
         let live = Arc::new(Live::new(
             spec.id.clone(),

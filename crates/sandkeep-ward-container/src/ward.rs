@@ -11,7 +11,7 @@ use crate::{
     live::{self, Live},
     record::{Note, Record},
     slots::{Reserved, Slots},
-    tmpfs, watch,
+    sys, tmpfs, watch,
 };
 use async_trait::async_trait;
 use sandkeep_host::{
@@ -27,7 +27,7 @@ use sandkeep_ward::{
 use std::{
     collections::{HashMap, HashSet},
     fs,
-    os::fd::OwnedFd,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
@@ -62,6 +62,7 @@ pub(crate) struct Inner {
     pub agent: PathBuf,
     /// Where the operator says that CRIU is.
     pub criu: Option<PathBuf>,
+    pub most_boxes: usize,
     /// The CRIU that was found last.
     pub engine: tokio::sync::Mutex<Option<(Stamp, Criu)>>,
     pub tree: Cgroups,
@@ -100,8 +101,6 @@ impl ContainerWard {
             .canonicalize()
             .doing("finding the state directory")?;
         Inner::forget_other_boots(&state_dir);
-        let mountpoint = state_dir.join("mnt");
-        make_private_dir(&mountpoint)?;
         let agent = install_agent(&config.agent, &state_dir, 0o111)?;
         let tree = Cgroups::make_tree(&Layout::of_this_host()?, &tree_name(&state_dir))?;
         let slots = Slots::new(config.id_base, config.id_slots)?;
@@ -113,7 +112,6 @@ impl ContainerWard {
                 Setup {
                     tree: tree.clone(),
                     tag: random_token(8),
-                    mountpoint,
                     spares: SPARES,
                 },
             ),
@@ -123,6 +121,7 @@ impl ContainerWard {
             state_dir,
             agent,
             criu: config.criu,
+            most_boxes: config.most_boxes,
             engine: tokio::sync::Mutex::default(),
             tree,
             slots,
@@ -259,7 +258,8 @@ impl Ward for ContainerWard {
 
     async fn check(&self) -> Vec<Check> {
         let state_dir = self.inner.state_dir.clone();
-        let mut checks = task::spawn_blocking(move || checks::all(&state_dir))
+        let most_boxes = self.inner.most_boxes;
+        let mut checks = task::spawn_blocking(move || checks::all(&state_dir, most_boxes))
             .await
             .unwrap_or_default();
         checks.push(checks::memory(self.inner.criu.as_deref()).await);
@@ -400,14 +400,24 @@ pub fn set_limits(live: &Live, limits: &Limits) -> Result<()> {
     let pid = Pid::from_raw(live.record.pid);
     // Processes started from now on get it; raising above the limit the box was made with
     // needs a right that not every root has.
-    let set = match prlimit(pid, Resource::Nofile, both(wanted)) {
+    let set = || match prlimit(pid, Resource::Nofile, both(wanted)) {
         Err(rustix::io::Errno::PERM) => {
             let most = hard_limit(live.record.pid).unwrap_or(wanted);
             prlimit(pid, Resource::Nofile, both(wanted.min(most)))
         }
         other => other,
     };
-    set.map(drop)
+    let done = match set() {
+        // So does changing the limits of others at all, but for who owns their user namespace.
+        Err(rustix::io::Errno::PERM) => {
+            let namespace = fs::File::open(format!("/proc/{}/ns/user", live.record.pid))
+                .doing("opening the user namespace of the box")?;
+            let owner = sys::owner_of(namespace.as_fd()).doing("limiting open files")?;
+            sys::as_owner(owner, set).doing("limiting open files")?
+        }
+        other => other,
+    };
+    done.map(drop)
         .doing("limiting open files")
         .map_err(Error::from)
 }

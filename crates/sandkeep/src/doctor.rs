@@ -68,7 +68,7 @@ fn examine(config: &Config, memory: Check, gvisor: Vec<Check>, microvm: Vec<Chec
     let host = once(&mut seen, host_checks(config));
     let mut container = once(
         &mut seen,
-        sandkeep_ward_container::check_host(existing(&config.state)),
+        sandkeep_ward_container::check_host(existing(&config.state), config.keeper.max_boxes),
     );
     container.push(memory);
     let usable = fine(&container);

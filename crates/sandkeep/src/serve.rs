@@ -206,7 +206,11 @@ async fn open_keeper(
     let profiles = Profiles::open(&config.state.join("profiles"), Some(base.path))?;
     let store = Store::open(config.state.join("ledger.db")).await?;
     let agent = state.install_agent()?;
-    let container = ContainerWard::new(container_config(state.path(), agent.clone()))?;
+    let container = ContainerWard::new(container_config(
+        state.path(),
+        agent.clone(),
+        config.keeper.max_boxes,
+    ))?;
     let gvisor = GvisorWard::new(GvisorWardConfig::new(
         state.path().join("ward-gvisor"),
         agent.clone(),
@@ -231,7 +235,7 @@ async fn open_keeper(
     Ok((keeper, Arc::new(profiles)))
 }
 
-fn container_config(state: &Path, agent: PathBuf) -> ContainerWardConfig {
+fn container_config(state: &Path, agent: PathBuf, most_boxes: usize) -> ContainerWardConfig {
     let mut config = ContainerWardConfig::new(
         state.join("ward-container"),
         agent,
@@ -239,6 +243,7 @@ fn container_config(state: &Path, agent: PathBuf) -> ContainerWardConfig {
         PathBuf::from("/proc/self/exe"),
     );
     config.launcher_args = vec![LAUNCHER.to_owned()];
+    config.most_boxes = most_boxes;
     config
 }
 

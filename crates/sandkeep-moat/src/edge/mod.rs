@@ -2,6 +2,7 @@
 
 mod addresses;
 mod rules;
+mod untracked;
 mod uplink;
 
 use sandkeep_netlink as netlink;
@@ -78,6 +79,7 @@ fn build_here() -> Result<Listeners> {
     }
     let (port, listeners) = listen(&at).map_err(no_listeners)?;
     rules::install(port).map_err(no_rules)?;
+    untracked::install(untracked::Place::Here(port)).map_err(no_rules)?;
     Ok(listeners)
 }
 
@@ -95,6 +97,7 @@ fn build_uplink() -> Result<Listeners> {
         })
         .map_err(no_listeners)?;
     uplink::install(port).map_err(no_rules)?;
+    untracked::install(untracked::Place::Cable).map_err(no_rules)?;
     Ok(listeners)
 }
 

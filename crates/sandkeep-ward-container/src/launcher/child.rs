@@ -1,6 +1,6 @@
 //! PID 1 of a box, from its first instruction to the start of the agent.
 
-use super::{mounts, protocol};
+use super::{mounts, own::Own, protocol};
 use crate::{
     failure::{Doing, Failure},
     launcher::caps,
@@ -19,7 +19,6 @@ use rustix::{
 use std::{
     io,
     os::fd::{AsFd, AsRawFd as _, IntoRawFd as _, OwnedFd},
-    path::Path,
 };
 
 /// What the child takes along from the worker.
@@ -27,7 +26,7 @@ pub struct Inheritance<'a> {
     pub sync: OwnedFd,
     pub listener: OwnedFd,
     pub filters: &'a Filters,
-    pub mountpoint: &'a Path,
+    pub own: &'a Own,
     pub hostname: &'a str,
     pub memory: u64,
 }
@@ -64,10 +63,9 @@ fn become_agent(inheritance: Inheritance<'_>) -> Result<std::convert::Infallible
         return Err(io::Error::from(io::ErrorKind::InvalidData)).doing("taking the root");
     };
 
-    // Still with the host's user id: the way to the mount point is closed to others.
-    let host = mounts::enter_root(root.as_fd(), inheritance.mountpoint)?;
+    let host = mounts::enter_root(root.as_fd())?;
     become_root()?;
-    mounts::populate(&host, agent.as_fd(), inheritance.memory)?;
+    mounts::populate(inheritance.own, agent.as_fd(), inheritance.memory)?;
     mounts::leave_host(host)?;
 
     rustix::system::sethostname(inheritance.hostname.as_bytes()).doing("setting the host name")?;

@@ -8,8 +8,11 @@ mod child;
 pub mod client;
 mod ghosts;
 mod image;
+mod limits;
 mod mounts;
 mod netns;
+mod own;
+mod processors;
 pub mod protocol;
 mod repair;
 mod restore;
@@ -25,6 +28,7 @@ mod wipe;
 mod words;
 mod worker;
 
+pub use mounts::TERMINALS;
 pub use repair::end as set_connections_going;
 pub use worker::SOCKET;
 
@@ -33,6 +37,7 @@ use crate::{
     seccomp::Filters,
     sys,
 };
+use processors::Processors;
 use protocol::{Job, Packet, Setup};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -100,6 +105,7 @@ struct Launcher {
     control: OwnedFd,
     setup: Setup,
     filters: Filters,
+    processors: Processors,
     workers: Vec<Worker>,
     busy: Vec<Busy>,
     waiting: VecDeque<Packet>,
@@ -125,6 +131,7 @@ impl Launcher {
             control,
             setup,
             filters,
+            processors: Processors::of_this_host(),
             workers: Vec::new(),
             busy: Vec::new(),
             waiting: VecDeque::new(),
@@ -308,7 +315,13 @@ impl Launcher {
         }
         drop(ours);
         self.let_go(theirs);
-        worker::run(&self.setup, &self.filters, &name, &self.control);
+        worker::run(
+            &self.setup,
+            &self.filters,
+            &self.processors,
+            &name,
+            &self.control,
+        );
         std::process::exit(0)
     }
 }

@@ -4,15 +4,17 @@
 //! and only then other file systems are attached below it, each on a directory that is
 //! opened without following links. The host's tree hangs on until then by a descriptor.
 
+use super::{
+    limits,
+    own::{self, Own},
+};
 use crate::{
     failure::{Doing, Failure},
-    sys::set_mount_attributes,
+    sys::{change_mount_attributes, set_mount_attributes},
     tmpfs,
 };
 use rustix::{
-    fs::{
-        AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, statat, symlinkat,
-    },
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, symlinkat},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
@@ -29,6 +31,8 @@ use std::{
 pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
 pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
 pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+/// When a program was run last tells what others do.
+const NOATIME: u64 = libc::MOUNT_ATTR_NOATIME;
 pub const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 /// For what may be read and nothing else.
 pub const STILL: u64 = RDONLY | NOSUID | NODEV | NOEXEC;
@@ -36,8 +40,19 @@ const STRICT: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
     .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
-/// Device nodes every program expects; nothing that stores or reaches anything.
-pub const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+/// Device nodes every program expects, with their numbers; nothing that stores or reaches
+/// anything.
+pub const DEVICES: [(&str, u32, u32); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
+
+/// Terminals of a sandbox. The kernel has 4096 for the whole host.
+pub const TERMINALS: u32 = 64;
 
 /// Links that programs expect in /dev.
 const DEV_LINKS: [(&str, &str); 5] = [
@@ -48,8 +63,9 @@ const DEV_LINKS: [(&str, &str); 5] = [
     ("ptmx", "pts/ptmx"),
 ];
 
-/// Files of /proc that tell about or command the whole host: /dev/null is put over them.
-pub const MASKED_FILES: [&str; 14] = [
+/// Files of /proc that tell about or command the whole host, or tell what others on it do:
+/// the /dev/null of the sandbox is put over them.
+pub const MASKED_FILES: [&str; 25] = [
     "kcore",
     "keys",
     "key-users",
@@ -64,13 +80,30 @@ pub const MASKED_FILES: [&str; 14] = [
     "kpagecgroup",
     "kallsyms",
     "slabinfo",
+    "locks",
+    "diskstats",
+    "partitions",
+    "swaps",
+    "interrupts",
+    "softirqs",
+    "schedstat",
+    "zoneinfo",
+    "buddyinfo",
+    "pagetypeinfo",
+    "cmdline",
+];
+
+/// Files of /proc that a sandbox has its own of, and which of [`own`] it is.
+pub const REPLACED_FILES: [(&str, &str); 2] = [
+    ("loadavg", own::LOADAVG),
+    ("sys/kernel/random/boot_id", own::BOOT_ID),
 ];
 
 /// Directories of /proc about the host: an empty one is put over them.
-pub const MASKED_DIRS: [&str; 3] = ["acpi", "scsi", "driver"];
+pub const MASKED_DIRS: [&str; 5] = ["acpi", "scsi", "driver", "fs", "pressure"];
 
 /// Directories of /proc that may be read.
-pub const READ_ONLY: [&str; 4] = ["sys", "irq", "bus", "fs"];
+pub const READ_ONLY: [&str; 3] = ["sys", "irq", "bus"];
 
 /// Where the agent's file is in the box; root there can neither write nor move it.
 pub const AGENT: &str = "sandkeep-agent";
@@ -87,30 +120,44 @@ pub fn detached(at: impl AsFd, path: impl AsRef<Path>) -> rustix::io::Result<Own
 }
 
 /// Made by the worker, which has the host's rights: the root with owners mapped into the box.
-/// A device node in a template opens nothing.
+/// A device node in a template opens nothing. The pool is mounted `nosuid` on the host, where a
+/// file that belongs to root of the sandbox would belong to root of the host; in the sandbox
+/// sudo must work.
 pub fn prepare_root(root: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
     let mount = detached(CWD, root).doing("opening the root of the sandbox")?;
-    set_mount_attributes(mount.as_fd(), NODEV, Some(namespace))
+    change_mount_attributes(mount.as_fd(), NODEV, NOSUID, Some(namespace))
         .doing("mapping the owners of the root (the file system must know idmapped mounts)")?;
     Ok(mount)
 }
 
 /// Made by the worker: the agent's file in the directory of the box, which nobody can change
-/// through this mount.
-pub fn prepare_agent(directory: &OwnedFd, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
-    let attributes = RDONLY | NODEV | NOSUID;
+/// through this mount. All sandboxes have the same file; it can be run and not read, so that
+/// nobody can watch it or lock it. Root in a sandbox is nobody to it, unless the file is given
+/// `to` the sandbox.
+pub fn prepare_agent(directory: &OwnedFd, to: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Failure> {
+    let attributes = RDONLY | NODEV | NOSUID | NOATIME;
     let mount = detached(directory, crate::start::AGENT).doing("opening the agent")?;
-    // Where owners can not be mapped the agent still runs; it is then owned by nobody.
-    if set_mount_attributes(mount.as_fd(), attributes, Some(namespace)).is_err() {
-        set_mount_attributes(mount.as_fd(), attributes, None)
-            .doing("making the agent read-only")?;
-    }
+    let change = |to| {
+        change_mount_attributes(mount.as_fd(), attributes, libc::MOUNT_ATTR__ATIME, to)
+            .doing("making the agent read-only")
+    };
+    // Not every file system maps owners.
+    change(to).or_else(|failure| {
+        if to.is_some() {
+            change(None)
+        } else {
+            Err(failure)
+        }
+    })?;
     Ok(mount)
 }
 
 /// Makes `root` the root of this process. The host's tree stays attached on top of it, in
 /// reach only of the descriptor that is returned.
-pub fn enter_root(root: BorrowedFd<'_>, mountpoint: &Path) -> Result<OwnedFd, Failure> {
+///
+/// It is mounted over the root of the host's tree, seen by nobody else: this process has the
+/// ids of the sandbox already, and can go no way that is closed to others.
+pub fn enter_root(root: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
     mount_change(
         "/",
         MountPropagationFlags::REC | MountPropagationFlags::PRIVATE,
@@ -125,9 +172,9 @@ pub fn enter_root(root: BorrowedFd<'_>, mountpoint: &Path) -> Result<OwnedFd, Fa
     move_mount(
         root,
         "",
-        CWD,
-        mountpoint,
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+        &host,
+        "",
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH,
     )
     .doing("mounting the root")?;
     fchdir(root).doing("entering the root")?;
@@ -143,19 +190,34 @@ pub fn leave_host(host: OwnedFd) -> Result<(), Failure> {
     chdir("/").doing("entering the root")
 }
 
-/// Everything below the root. Returns the agent's mount, now attached.
-pub fn populate(host: &OwnedFd, agent: BorrowedFd<'_>, memory: u64) -> Result<(), Failure> {
+/// Everything below the root.
+pub fn populate(own: &Own, agent: BorrowedFd<'_>, memory: u64) -> Result<(), Failure> {
     let root = open(
         "/",
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )
     .doing("opening the root")?;
+    // Parts of it can only be taken while it is mounted in the namespace of who takes them.
+    let sys = directory(&root, "sys", 0o555)?;
+    own.attach(&sys)
+        .doing("mounting the files of the sandbox")?;
     let proc = fresh("proc", &[], STRICT)?;
     attach(&proc, &directory(&root, "proc", 0o555)?).doing("mounting /proc")?;
-    let dev = devices(host, &root, memory)?;
-    close_proc(&proc, &dev)?;
-    system(host, &root)?;
+    // Opened before it becomes read-only.
+    let sys_of_proc = openat(
+        &proc,
+        "sys",
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .doing("opening /proc/sys")?;
+    devices(own, &root, memory)?;
+    close_proc(&proc, own)?;
+    let system = own.part(own::SYSTEM, STILL)?;
+    unmount("/sys", UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+        .doing("putting the files of the sandbox away")?;
+    attach(&system, &sys).doing("mounting /sys")?;
     temporary(&root)?;
     let run = fresh(
         "tmpfs",
@@ -170,20 +232,21 @@ pub fn populate(host: &OwnedFd, agent: BorrowedFd<'_>, memory: u64) -> Result<()
     mkdirat(&run, "lock", Mode::from_raw_mode(0o1777)).doing("making /run/lock")?;
     chmod(&run, "lock", 0o1777)?;
     let place = file(&run, AGENT)?;
-    attach(agent, &place).doing("mounting the agent")
+    attach(agent, &place).doing("mounting the agent")?;
+    // Last: mounts that are attached nowhere yet count as namespaces.
+    limits::of_this_user_namespace(&sys_of_proc)
 }
 
-fn devices(host: &OwnedFd, root: &OwnedFd, memory: u64) -> Result<OwnedFd, Failure> {
+fn devices(own: &Own, root: &OwnedFd, memory: u64) -> Result<(), Failure> {
     let dev = fresh(
         "tmpfs",
         &[("mode", "755"), ("size", "65536"), ("nr_inodes", "256")],
         MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
     )?;
     attach(&dev, &directory(root, "dev", 0o755)?).doing("mounting /dev")?;
-    for name in DEVICES {
+    for (name, _, _) in DEVICES {
         let doing = format_args!("mounting /dev/{name}").to_string();
-        let node = detached(host, Path::new("dev").join(name)).doing(&doing)?;
-        set_mount_attributes(node.as_fd(), NOSUID | NOEXEC, None).doing(&doing)?;
+        let node = own.part(name, NOSUID | NOEXEC)?;
         attach(&node, &file(&dev, name)?).doing(&doing)?;
     }
     for (name, target) in DEV_LINKS {
@@ -195,7 +258,7 @@ fn devices(host: &OwnedFd, root: &OwnedFd, memory: u64) -> Result<OwnedFd, Failu
             ("gid", "5"),
             ("mode", "620"),
             ("ptmxmode", "666"),
-            ("max", "1024"),
+            ("max", &TERMINALS.to_string()),
         ],
         MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
     )?;
@@ -210,29 +273,23 @@ fn devices(host: &OwnedFd, root: &OwnedFd, memory: u64) -> Result<OwnedFd, Failu
     )?;
     attach(&shm, &directory(&dev, "shm", 0o755)?).doing("mounting /dev/shm")?;
     let mqueue = fresh("mqueue", &[], STRICT)?;
-    attach(&mqueue, &directory(&dev, "mqueue", 0o755)?).doing("mounting /dev/mqueue")?;
-    Ok(dev)
+    attach(&mqueue, &directory(&dev, "mqueue", 0o755)?).doing("mounting /dev/mqueue")
 }
 
 /// Root in the box is nobody to the files of /proc that matter; this is the second wall.
-fn close_proc(proc: &OwnedFd, dev: &OwnedFd) -> Result<(), Failure> {
+fn close_proc(proc: &OwnedFd, own: &Own) -> Result<(), Failure> {
+    let put = |part: &str, attributes: u64, name: &str| -> Result<(), Failure> {
+        let Some(target) = there(proc, name)? else {
+            return Ok(());
+        };
+        attach(&own.part(part, attributes)?, &target)
+            .doing(format_args!("putting another file over /proc/{name}"))
+    };
     for name in MASKED_FILES {
-        if let Some(target) = there(proc, name)? {
-            let doing = format!("masking /proc/{name}");
-            let null = detached(dev, "null").doing(&doing)?;
-            set_mount_attributes(null.as_fd(), NOSUID | NOEXEC, None).doing(&doing)?;
-            attach(&null, &target).doing(&doing)?;
-        }
+        put("null", NOSUID | NOEXEC, name)?;
     }
     for name in MASKED_DIRS {
-        if let Some(target) = there(proc, name)? {
-            let empty = fresh(
-                "tmpfs",
-                &[("mode", "555"), ("nr_inodes", "2")],
-                STRICT | MountAttrFlags::MOUNT_ATTR_RDONLY,
-            )?;
-            attach(&empty, &target).doing(format_args!("masking /proc/{name}"))?;
-        }
+        put(own::EMPTY, STILL, name)?;
     }
     for name in READ_ONLY {
         if let Some(target) = there(proc, name)? {
@@ -242,30 +299,11 @@ fn close_proc(proc: &OwnedFd, dev: &OwnedFd) -> Result<(), Failure> {
             attach(&copy, &target).doing(&doing)?;
         }
     }
+    // Some of them are in what became read-only.
+    for (name, part) in REPLACED_FILES {
+        put(part, STILL, name)?;
+    }
     Ok(())
-}
-
-/// /sys belongs to the network namespace and so to the host: the box gets an empty one with
-/// the processors in it, which many programs count.
-fn system(host: &OwnedFd, root: &OwnedFd) -> Result<(), Failure> {
-    const CPU: &str = "sys/devices/system/cpu";
-    let sys = fresh(
-        "tmpfs",
-        &[("mode", "755"), ("size", "65536"), ("nr_inodes", "32")],
-        STRICT,
-    )?;
-    attach(&sys, &directory(root, "sys", 0o555)?).doing("mounting /sys")?;
-    let mut at = directory(&sys, "devices", 0o755)?;
-    for name in ["system", "cpu"] {
-        at = directory(&at, name, 0o755)?;
-    }
-    if statat(host, CPU, AtFlags::empty()).is_ok() {
-        let cpu = detached(host, CPU).doing("mounting /sys/devices/system/cpu")?;
-        set_mount_attributes(cpu.as_fd(), STILL, None)
-            .doing("making /sys/devices/system/cpu read-only")?;
-        attach(&cpu, &at).doing("mounting /sys/devices/system/cpu")?;
-    }
-    set_mount_attributes(sys.as_fd(), RDONLY, None).doing("making /sys read-only")
 }
 
 /// /tmp is part of the root and of its disk limit; an image may lack it.
@@ -284,7 +322,7 @@ fn chmod(at: &OwnedFd, name: &str, mode: u32) -> Result<(), Failure> {
 }
 
 /// A file system of the box's own, attached nowhere yet.
-fn fresh(
+pub fn fresh(
     kind: &str,
     options: &[(&str, &str)],
     attributes: MountAttrFlags,

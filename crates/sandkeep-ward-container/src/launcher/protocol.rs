@@ -29,8 +29,6 @@ pub struct Setup {
     pub tree: Cgroups,
     /// Begins the name of every cgroup this launcher makes.
     pub tag: String,
-    /// An empty directory on which the root is mounted, seen by nobody else.
-    pub mountpoint: PathBuf,
     /// Workers to hold ready.
     pub spares: usize,
 }
@@ -52,6 +50,8 @@ pub struct Start {
     pub limits: Limits,
     /// The host id that is root in the box.
     pub first_id: u32,
+    /// What the kernel of the sandbox calls the time since it started.
+    pub boot_id: String,
 }
 
 /// A box to bring back.
@@ -80,8 +80,9 @@ pub struct Criu {
     pub program: PathBuf,
     /// Where to keep what it has found out about the kernel.
     pub known: PathBuf,
-    /// Whether it brings deleted files back without following links of the sandbox, and leaves
-    /// out of the image what is to be wiped in copies.
+    /// Whether it was built with our present patches: it brings deleted files back without following
+    /// links of the sandbox, leaves out of the image what is to be wiped in copies, and makes user
+    /// namespaces that belong to the root in them.
     pub careful: bool,
 }
 

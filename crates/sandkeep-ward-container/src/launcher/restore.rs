@@ -5,26 +5,26 @@
 //! box only goes on after it was looked at.
 
 use super::{
-    ghosts, mounts,
+    ghosts, limits, mounts,
+    own::Own,
     protocol::{self, Started},
     repair,
     room::{self, Room},
     run::{Beside, Run, Seen},
-    seccomp_image, table, userns_image,
+    seccomp_image, table, userns, userns_image,
     verify::{self, Expected},
     wipe, words,
-    worker::listen_in,
+    worker::{Place, listen_in},
 };
 use crate::{
     cgroup::{Cgroups, layout::Layout},
     failure::{Doing, Failure},
     proc,
-    seccomp::Filters,
-    sys::{Cloned, set_mount_attributes},
+    sys::{self, Cloned, set_mount_attributes},
 };
 use rustix::{
-    fs::{CWD, Mode, OFlags, mkfifoat},
-    mount::{MountAttrFlags, MountFlags, mount_bind, mount_remount},
+    fs::{CWD, Mode, OFlags, mkfifoat, open},
+    mount::mount_bind,
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
@@ -51,19 +51,23 @@ const ASK: &str = "#!/bin/sh\n\
 const END_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What a restore needs beside the job.
-pub struct Place<'a> {
-    pub cgroups: &'a Cgroups,
-    pub filters: &'a Filters,
+pub struct Restoring<'a> {
+    pub place: &'a Place<'a>,
     pub directory: &'a OwnedFd,
     pub reply: &'a OwnedFd,
 }
 
 /// The box runs when this returns, or nothing of it is left.
-pub fn restore(job: &protocol::Restore, place: &Place<'_>) -> Result<(Started, Cloned), Failure> {
-    let home = (!place.cgroups.needs_attach()).then(Home::here).flatten();
-    let made = bring_back(job, place);
+pub fn restore(
+    job: &protocol::Restore,
+    here: &Restoring<'_>,
+) -> Result<(Started, Cloned), Failure> {
+    let home = (!here.place.cgroups.needs_attach())
+        .then(Home::here)
+        .flatten();
+    let made = bring_back(job, here);
     if made.is_err() {
-        clear(place.cgroups);
+        clear(here.place.cgroups);
         if let Some(home) = home {
             home.back();
         }
@@ -101,38 +105,38 @@ impl Home {
     }
 }
 
-fn bring_back(job: &protocol::Restore, place: &Place<'_>) -> Result<(Started, Cloned), Failure> {
+fn bring_back(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started, Cloned), Failure> {
     let start = &job.start;
-    seccomp_image::check(&job.image, place.filters)?;
+    seccomp_image::check(&job.image, here.place.filters)?;
     if !job.criu.careful
         && let Some(path) = ghosts::any(&job.image)?
     {
         return Err(io::Error::from(io::ErrorKind::PermissionDenied)).doing(ghosts::why(&path));
     }
-    place.cgroups.set_limits(&start.limits)?;
-    if !place.cgroups.needs_attach() {
-        place.cgroups.attach(own_pid())?;
+    // CRIU makes the user namespace, and brings the other limits of processes back.
+    limits::of_namespaces_to_be()?;
+    here.place.own.set_boot_id(&start.boot_id)?;
+    here.place.cgroups.set_limits(&start.limits)?;
+    if !here.place.cgroups.needs_attach() {
+        here.place.cgroups.attach(own_pid())?;
     }
     // SAFETY: a cgroup namespace touches neither memory nor descriptors. Only now: its root
     // is the cgroup of this moment.
     unsafe { unshare_unsafe(UnshareFlags::NEWCGROUP) }.doing("making the cgroup namespace")?;
-    let listener = listen_in(place.directory).doing("making the socket of the agent")?;
+    let listener = listen_in(here.directory).doing("making the socket of the agent")?;
     let namespace = idmap::user_namespace(start.first_id)?;
     let root = mounts::prepare_root(&start.root, namespace.as_fd())?;
-    let agent = mounts::prepare_agent(place.directory, namespace.as_fd())?;
+    // Another build of CRIU opens it with the rights of the sandbox.
+    let to = (!job.criu.careful).then(|| namespace.as_fd());
+    let agent = mounts::prepare_agent(here.directory, to)?;
     let image = mounts::detached(CWD, &job.image).doing("opening the image")?;
     set_mount_attributes(image.as_fd(), mounts::STILL, None).doing("opening the image")?;
-    let host = of_the_host()?;
     let mut room = Room::enter(&job.criu)?;
     room::attach(&root, table::ROOT, false)?;
     room::attach(&agent, table::AGENT_FILE, true)?;
     room::attach(&image, room::IMAGE, false)?;
     userns_image::put_over(Path::new(room::IMAGE), start.first_id)?;
-    still_file_systems()?;
-    fs::create_dir(table::DEVICE_NODES).doing("making the devices of the box")?;
-    for (at, tree, is_file) in host {
-        room::attach(&tree, at, is_file)?;
-    }
+    own_files(here.place.own)?;
     connections_of_the_past()?;
     for fifo in [QUESTION, ANSWER] {
         mkfifoat(
@@ -155,7 +159,7 @@ fn bring_back(job: &protocol::Restore, place: &Place<'_>) -> Result<(Started, Cl
     let question = room.open(QUESTION, OFlags::RDWR | OFlags::NONBLOCK)?;
     let criu = Run::start(&words, None)?;
     room.leave()?;
-    run(job, place, &room, criu, &question.into())
+    run(job, here, &room, criu, &question.into())
 }
 
 fn words_for(inode: u64, listener: &OwnedFd) -> Vec<OsString> {
@@ -180,46 +184,18 @@ fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// The empty directory that hides things, and the /sys that holds nothing but the processors.
-fn still_file_systems() -> Result<(), Failure> {
-    for at in [table::EMPTY, table::SYSTEM] {
-        fs::create_dir(at).doing(format_args!("making {at}"))?;
-        room::memory(
-            at,
-            c"mode=755,size=64k,nr_inodes=32",
-            MountAttrFlags::MOUNT_ATTR_NOEXEC,
-        )?;
-    }
-    fs::create_dir_all(Path::new(table::SYSTEM).join("devices/system/cpu"))
-        .doing("making the /sys of the box")?;
-    for at in [table::EMPTY, table::SYSTEM] {
-        let flags = MountFlags::BIND
-            | MountFlags::RDONLY
-            | MountFlags::NOSUID
-            | MountFlags::NODEV
-            | MountFlags::NOEXEC;
-        mount_remount(at, flags, c"").doing(format_args!("making {at} read-only"))?;
-    }
-    Ok(())
-}
-
-/// The device nodes and the processors, as every box has them: where each goes, and whether it
-/// is a file.
-fn of_the_host() -> Result<Vec<(String, OwnedFd, bool)>, Failure> {
-    let mut all = Vec::new();
-    for name in mounts::DEVICES {
-        let doing = format!("mounting /dev/{name}");
-        let node = mounts::detached(CWD, Path::new("/dev").join(name)).doing(&doing)?;
-        set_mount_attributes(node.as_fd(), mounts::NOSUID | mounts::NOEXEC, None).doing(&doing)?;
-        all.push((format!("{}/{name}", table::DEVICE_NODES), node, true));
-    }
-    let doing = "mounting /sys/devices/system/cpu";
-    if Path::new(table::PROCESSORS).exists() {
-        let cpu = mounts::detached(CWD, table::PROCESSORS).doing(doing)?;
-        set_mount_attributes(cpu.as_fd(), mounts::STILL, None).doing(doing)?;
-        all.push((table::PROCESSORS_COPY.to_owned(), cpu, false));
-    }
-    Ok(all)
+/// The files a sandbox has of its own, twice: CRIU takes mounts with the flags they have here.
+fn own_files(own: &Own) -> Result<(), Failure> {
+    let doing = "mounting the files of the sandbox";
+    fs::create_dir(table::OWN).doing(doing)?;
+    let target = open(
+        table::OWN,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .doing(doing)?;
+    own.attach(&target).doing(doing)?;
+    room::attach(&own.part(".", mounts::STILL)?, table::OWN_STILL, false)
 }
 
 /// Connections to the world outside come back with the address they had, to be told that they
@@ -236,20 +212,20 @@ fn connections_of_the_past() -> Result<(), Failure> {
 
 fn run(
     job: &protocol::Restore,
-    place: &Place<'_>,
+    here: &Restoring<'_>,
     room: &Room,
     mut criu: Run,
     question: &OwnedFd,
 ) -> Result<(Started, Cloned), Failure> {
     let mut found = None;
     let beside = Beside {
-        caller: place.reply.as_fd(),
+        caller: here.reply.as_fd(),
         question: question.as_fd(),
     };
     loop {
         match criu.wait(Some(beside))? {
             Seen::Asked => {
-                let looked = asked(question).and_then(|pid| look(pid, job, place, room));
+                let looked = asked(question).and_then(|pid| look(pid, job, here, room));
                 match looked {
                     Ok(whole) => found = Some(whole),
                     Err(failure) => {
@@ -294,7 +270,7 @@ fn asked(question: &OwnedFd) -> Result<i32, Failure> {
 fn look(
     pid: i32,
     job: &protocol::Restore,
-    place: &Place<'_>,
+    here: &Restoring<'_>,
     room: &Room,
 ) -> Result<(Started, Cloned), Failure> {
     let pidfd = Pid::from_raw(pid)
@@ -304,8 +280,9 @@ fn look(
     let expected = Expected {
         first_id: job.start.first_id,
         room: room.name(),
-        cgroups: place.cgroups,
-        filters: place.filters.count(),
+        cgroups: here.place.cgroups,
+        filters: here.place.filters.count(),
+        own: here.place.own.device()?,
     };
     let processes = verify::confined(pid, &expected).map_err(|why| Failure {
         doing: format!("the box that came back is not confined: {why}"),
@@ -315,12 +292,21 @@ fn look(
     if !job.criu.careful {
         wipe::wipe(&processes).doing("wiping what copies must not share")?;
     }
+    let namespace = userns::open(pid)?;
+    let owner = sys::owner_of(namespace.as_fd()).doing("looking at the user namespace")?;
+    if job.criu.careful && owner != job.start.first_id {
+        return Err(Failure {
+            doing: format!("the box that came back counts as user {owner} of the host"),
+            source: io::ErrorKind::PermissionDenied.into(),
+        });
+    }
+    limits::of_user_namespace(&namespace)?;
     name(pid, &job.start.hostname)?;
     let start_ticks = proc::start_ticks(pid).doing("reading the start of the box")?;
     let started = Started {
         pid,
         start_ticks,
-        cgroups: place.cgroups.clone(),
+        cgroups: here.place.cgroups.clone(),
     };
     Ok((started, Cloned { pid, pidfd }))
 }

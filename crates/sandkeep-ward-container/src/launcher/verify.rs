@@ -15,6 +15,8 @@ pub struct Expected<'a> {
     pub cgroups: &'a Cgroups,
     /// How many seccomp programs every box has; programs in it may have added their own.
     pub filters: usize,
+    /// The file system with the files it has of its own, as `mountinfo` has it.
+    pub own: String,
 }
 
 /// Namespaces a box has of its own. The network's and the cgroup's are made by the worker.
@@ -37,7 +39,7 @@ pub fn confined(init: i32, expected: &Expected<'_>) -> Result<Vec<i32>, String> 
         }
     }
     let mounts = table::of(init).map_err(|error| error.to_string())?;
-    table::check(&mounts)?;
+    table::check(&mounts, &expected.own)?;
     let processes = processes(init, expected.cgroups)?;
     for pid in &processes {
         of_process(*pid, &namespaces, expected)
@@ -252,6 +254,7 @@ mod tests {
                 room: "mnt:[1]",
                 cgroups: &cgroups,
                 filters: 5,
+                own: String::new(),
             },
         )
     }

@@ -5,9 +5,11 @@
 
 use super::{
     child::{self, Inheritance},
-    mounts, netns,
+    limits, mounts, netns,
+    own::Own,
+    processors::Processors,
     protocol::{self, Answer, Job, Packet, Setup, Start, Started},
-    restore::{self, Place},
+    restore::{self, Restoring},
     save::{self, NotSaved},
     userns,
 };
@@ -22,7 +24,6 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, OFlags, open},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
-    process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 use std::{
     fs, io,
@@ -35,7 +36,6 @@ pub const SOCKET: &str = "agent.sock";
 /// A box that is not up by then never will be.
 const CHILD_DEADLINE: Duration = Duration::from_secs(10);
 const BACKLOG: i32 = 1024;
-const MEMLOCK_BYTES: u64 = 8 << 20;
 
 /// Clone flags of a box; its network namespace is the worker's.
 const NAMESPACES: u64 = (libc::CLONE_NEWUSER
@@ -46,26 +46,44 @@ const NAMESPACES: u64 = (libc::CLONE_NEWUSER
 const NEWTIME: u64 = 0x80;
 
 /// The life of a worker process.
-pub fn run(setup: &Setup, filters: &Filters, name: &str, launcher: &OwnedFd) {
+pub fn run(
+    setup: &Setup,
+    filters: &Filters,
+    processors: &Processors,
+    name: &str,
+    launcher: &OwnedFd,
+) {
     let cgroups = setup.tree.child(name);
     let ready = cgroups.create().and_then(|()| {
         if cgroups.needs_attach() {
             cgroups.attach(own_pid())?;
         }
-        netns::enter_fresh()
+        netns::enter_fresh()?;
+        Own::make(processors)
     });
-    if let Err(failure) = ready {
-        // The launcher hands us a job all the same, to have somebody told.
-        refuse_next(launcher, &failure);
-        leave(setup, &cgroups);
-        return;
-    }
+    let own = match ready {
+        Ok(own) => own,
+        Err(failure) => {
+            // The launcher hands us a job all the same, to have somebody told.
+            refuse_next(launcher, &failure);
+            leave(setup, &cgroups);
+            return;
+        }
+    };
     if protocol::send(launcher, b"ready", &[]).is_err() {
         leave(setup, &cgroups);
         return;
     }
     match protocol::receive(launcher) {
-        Ok(Some(packet)) => serve(setup, filters, &cgroups, packet, launcher),
+        Ok(Some(packet)) => {
+            let place = Place {
+                setup,
+                filters,
+                cgroups: &cgroups,
+                own: &own,
+            };
+            serve(&place, packet, launcher);
+        }
         // The launcher has ended: nobody will send work any more.
         Ok(None) | Err(_) => leave(setup, &cgroups),
     }
@@ -109,7 +127,16 @@ fn done(launcher: &OwnedFd) {
     let _told = protocol::send(launcher, b"done", &[]);
 }
 
-fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet, launcher: &OwnedFd) {
+/// What a worker has before it has a job.
+pub struct Place<'a> {
+    pub setup: &'a Setup,
+    pub filters: &'a Filters,
+    pub cgroups: &'a Cgroups,
+    pub own: &'a Own,
+}
+
+fn serve(place: &Place<'_>, packet: Packet, launcher: &OwnedFd) {
+    let (setup, cgroups) = (place.setup, place.cgroups);
     let job = packet.parse::<Job>();
     let mut fds = packet.fds.into_iter();
     let (Some(reply), Some(directory), writing) = (fds.next(), fds.next(), fds.next()) else {
@@ -117,15 +144,16 @@ fn serve(setup: &Setup, filters: &Filters, cgroups: &Cgroups, packet: Packet, la
         done(launcher);
         return;
     };
-    let place = Place {
-        cgroups,
-        filters,
-        directory: &directory,
-        reply: &reply,
-    };
     let made = match job.doing("reading the job") {
-        Ok(Job::Start(job)) => start(setup, filters, cgroups, &job, &directory),
-        Ok(Job::Restore(job)) => restore::restore(&job, &place),
+        Ok(Job::Start(job)) => start(place, &job, &directory),
+        Ok(Job::Restore(job)) => restore::restore(
+            &job,
+            &Restoring {
+                place,
+                directory: &directory,
+                reply: &reply,
+            },
+        ),
         Ok(Job::Save(job)) => {
             let saved = writing
                 .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
@@ -172,15 +200,15 @@ fn answer_save(reply: &OwnedFd, saved: Result<(), NotSaved>) {
 }
 
 fn start(
-    setup: &Setup,
-    filters: &Filters,
-    cgroups: &Cgroups,
+    place: &Place<'_>,
     job: &Start,
     directory: &OwnedFd,
 ) -> Result<(Started, Cloned), Failure> {
+    let cgroups = place.cgroups;
     let listener = listen_in(directory).doing("making the socket of the agent")?;
     cgroups.set_limits(&job.limits)?;
-    set_rlimits(job)?;
+    limits::of_processes(&job.limits)?;
+    place.own.set_boot_id(&job.boot_id)?;
     raise_oom_score();
     let (ours, theirs) = protocol::pair().doing("making a socket pair")?;
     let v2 = match cgroups.v2() {
@@ -194,14 +222,15 @@ fn start(
         ),
         _ => None,
     };
-    let Some(cloned) = clone_box(v2.as_ref().map(AsFd::as_fd)).doing("making the namespaces")?
+    let Some(cloned) =
+        clone_box(job.first_id, v2.as_ref().map(AsFd::as_fd)).doing("making the namespaces")?
     else {
         drop(ours);
         child::run(Inheritance {
             sync: theirs,
             listener,
-            filters,
-            mountpoint: &setup.mountpoint,
+            filters: place.filters,
+            own: place.own,
             hostname: &job.hostname,
             memory: job.limits.memory_bytes(),
         });
@@ -218,10 +247,10 @@ fn start(
 }
 
 /// A kernel without time namespaces refuses the flag; everything else must work.
-fn clone_box(cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Cloned>> {
-    match sys::clone_into(NAMESPACES | NEWTIME, cgroup) {
+fn clone_box(owner: u32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Cloned>> {
+    match sys::clone_owned_by(owner, NAMESPACES | NEWTIME, cgroup) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            sys::clone_into(NAMESPACES, cgroup)
+            sys::clone_owned_by(owner, NAMESPACES, cgroup)
         }
         other => other,
     }
@@ -238,7 +267,7 @@ fn finish(
     userns::map_ids(cloned.pid, job.first_id)?;
     let namespace = userns::open(cloned.pid)?;
     let root = mounts::prepare_root(&job.root, namespace.as_fd())?;
-    let agent = mounts::prepare_agent(directory, namespace.as_fd())?;
+    let agent = mounts::prepare_agent(directory, None)?;
     protocol::send(child, b"go", &[root.as_fd(), agent.as_fd()]).doing("waking the box")?;
     wait_readable(child.as_fd(), CHILD_DEADLINE).doing("waiting for the agent to start")?;
     // Exec closes the child's end; anything it says is why it did not get there.
@@ -298,29 +327,6 @@ pub fn listen_in(directory: &OwnedFd) -> io::Result<OwnedFd> {
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
-}
-
-/// Set on the worker, which has the host's rights; the box inherits them.
-fn set_rlimits(job: &Start) -> Result<(), Failure> {
-    let set = |resource, wanted: u64| {
-        let both = |value| Rlimit {
-            current: Some(value),
-            maximum: Some(value),
-        };
-        match setrlimit(resource, both(wanted)) {
-            // Raising above the server's own limit needs a right that not every root has.
-            Err(rustix::io::Errno::PERM) => {
-                let most = getrlimit(resource).maximum.unwrap_or(wanted);
-                setrlimit(resource, both(wanted.min(most)))
-            }
-            other => other,
-        }
-    };
-    set(Resource::Nofile, job.limits.open_files.into()).doing("limiting open files")?;
-    set(Resource::Memlock, MEMLOCK_BYTES).doing("limiting locked memory")?;
-    // With 1 the kernel neither writes a core file nor starts the host's core dump program;
-    // with 0 it would still start the program.
-    set(Resource::Core, 1).doing("switching core dumps off")
 }
 
 /// A server that is protected from the kernel's killer must not pass that on to boxes.

@@ -134,6 +134,7 @@ fn whole_calls() -> Vec<Entry> {
     all.extend(refuse!(NotPermitted, "moves pages of other processes between memory nodes": SYS_move_pages, SYS_migrate_pages));
     all.extend(refuse!(NotPermitted, "watches whole file systems; inotify does for one's own": SYS_fanotify_init));
     all.extend(refuse!(NotPermitted, "profiler cookies, long unused": SYS_lookup_dcookie));
+    all.extend(refuse!(NoSuchCall, "the host has one number of such requests for all who use it; programs use threads instead": SYS_io_setup));
     all.extend(refuse!(NotPermitted, "an old server call that nothing uses": SYS_nfsservctl));
     all
 }

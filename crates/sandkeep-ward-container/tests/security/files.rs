@@ -21,7 +21,6 @@ attack!(the_mounts_are_those_we_made, target, {
         "/run",
         "/run/sandkeep-agent",
         "/sys",
-        "/sys/devices/system/cpu",
     ];
     let mounts = target.works("cut -d' ' -f2 /proc/mounts | sort").await;
     for line in mounts.lines().filter(|line| !line.starts_with("/proc/")) {
