@@ -137,7 +137,10 @@ impl Hold {
     }
 
     fn is(&self, number: u64) -> bool {
-        self.now().1.as_ref().is_some_and(|held| held.number == number)
+        self.now()
+            .1
+            .as_ref()
+            .is_some_and(|held| held.number == number)
     }
 }
 

@@ -101,7 +101,9 @@ fn ranges_in(mut map: impl BufRead) -> io::Result<Vec<(u64, u64)>> {
     let mut line = Vec::with_capacity(256);
     while map.read_until(b'\n', &mut line)? > 0 {
         if let Some(flags) = line.strip_prefix(b"VmFlags:") {
-            let wiped = flags.split(u8::is_ascii_whitespace).any(|flag| flag == b"wf");
+            let wiped = flags
+                .split(u8::is_ascii_whitespace)
+                .any(|flag| flag == b"wf");
             ranges.extend(range.take().filter(|_| wiped));
         } else if let Some(found) = range_of(&line) {
             range = Some(found);
@@ -162,7 +164,10 @@ VmFlags: ex wf
             assert_ne!(at, libc::MAP_FAILED);
             // The second of three pages, and not the third, which is never touched.
             let second = at.byte_add(PAGE as usize);
-            assert_eq!(libc::madvise(second, 2 * PAGE as usize, libc::MADV_WIPEONFORK), 0);
+            assert_eq!(
+                libc::madvise(second, 2 * PAGE as usize, libc::MADV_WIPEONFORK),
+                0
+            );
             std::slice::from_raw_parts_mut(at.cast::<u8>(), LENGTH)
         };
         memory[0] = 7;

@@ -5,9 +5,7 @@
 
 use std::time::Duration;
 
-use sandkeep_agent_api::process::{
-    EndEvent, Output, ProcessConfig, ProcessEvent, StartRequest,
-};
+use sandkeep_agent_api::process::{EndEvent, Output, ProcessConfig, ProcessEvent, StartRequest};
 use sandkeep_agent_client::Agent;
 use sandkeep_model::{Code, Error, Result, Sandbox, SandboxId};
 use sandkeep_ward::Ward;

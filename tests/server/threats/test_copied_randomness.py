@@ -168,7 +168,7 @@ def test_a_pause_is_no_copy_and_a_copy_is_seen_by_who_waits_for_it(server, level
         assert said["generation"] != first["generation"] and said["seen"] == [said["generation"]], said
 
 
-HOOK = "pkill -HUP -f resident.py && for i in $(seq 300); do [ -s /run/hooked ] && exit; sleep 0.1; done; exit 1"
+HOOK = "rm -f /run/hooked; pkill -HUP -f '[r]esident.py' && for i in $(seq 300); do [ -s /run/hooked ] && exit; sleep 0.1; done; exit 1"
 
 
 def build(server, name, level, hook):
@@ -201,7 +201,7 @@ def test_programs_that_nothing_outside_can_reseed_are_told_before_anybody_has_th
             assert [one["hooked"] for one in said] == [1, 1, 2], said
             apart(said, "generation", "nonce", "kernel", "openssl", "random")
     finally:
-        server.json("DELETE", f"/v1/templates/{name}")
+        server.request("DELETE", f"/v1/templates/{name}")
 
 
 @pytest.mark.parametrize("level", ["container"])
@@ -222,4 +222,4 @@ def test_a_copy_whose_programs_were_not_told_is_given_to_nobody(server, level):
         assert done["status"] == "failed" and "after_restore" in done["error"]["message"], done
         assert "not ready" in done["error"]["message"], done
     finally:
-        server.json("DELETE", f"/v1/templates/{name}")
+        server.request("DELETE", f"/v1/templates/{name}")

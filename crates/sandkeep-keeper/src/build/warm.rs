@@ -17,7 +17,8 @@ use super::{
     workshop::{Bench, Call, Floor, Workshop, run, start, went_well},
 };
 use crate::{
-    after_restore, agent, core::Core, create::Up, egress::Egress, registry::Entry, sync::lock, time::PointOrder,
+    after_restore, agent, core::Core, create::Up, egress::Egress, registry::Entry, sync::lock,
+    time::PointOrder,
 };
 
 /// Between two looks whether it is ready.
