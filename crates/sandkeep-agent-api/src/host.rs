@@ -20,6 +20,15 @@ pub const SIGNAL_PATH: &str = "/sandkeep.host/signal";
 /// `POST`, answers 204 when everything written so far is on the disk of the box.
 pub const SETTLE_PATH: &str = "/sandkeep.host/settle";
 
+/// `POST`, answers 204 when every program of a machine stands still: before it is written down.
+pub const HOLD_PATH: &str = "/sandkeep.host/hold";
+/// `POST`, answers 204: the programs of the machine that was written down go on.
+pub const RELEASE_PATH: &str = "/sandkeep.host/release";
+
+/// Where programs find the generation of their sandbox.
+pub const GENERATION_DIR: &str = "/run/sandkeep";
+pub const GENERATION_FILE: &str = "generation";
+
 /// Sends a process the agent started a signal that envd's protocol has no word for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignalRequest {
@@ -83,12 +92,24 @@ pub struct InitRequest {
     /// The machine id in `/etc` stays: the box was this one before, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_machine_id: bool,
+    /// Another one in every copy of a sandbox: 32 hexadecimal digits. None: it is the one it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<String>,
     /// The host's clock, for boxes with a clock of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timestamp_ms: Option<i64>,
 }
 
 impl InitRequest {
+    /// For a sandbox that is new, or is what another one was or it was itself before.
+    #[must_use]
+    pub fn of_generation(self, generation: String) -> Self {
+        Self {
+            generation: Some(generation),
+            ..self
+        }
+    }
+
     /// For a box that comes back, in contrast to one that is new.
     #[must_use]
     pub fn same_machine(self) -> Self {

@@ -72,6 +72,8 @@ pub const MORE_DRIVERS: [&str; 39] = [
 pub const DRIVERS_DIR: &str = "/drivers";
 /// The control group of everything that runs in the box, the agent included.
 pub const GROUP: &str = "/sys/fs/cgroup/box";
+/// The group in it of everything but the agent.
+pub const PROGRAMS: &str = "programs";
 /// What the agent says when the machine works and waits for its first order.
 pub const READY: &str = "ready";
 /// The option that makes the agent the init of a machine.

@@ -2,9 +2,10 @@
 
 use http::StatusCode;
 use sandkeep_agent_api::host::{
-    HostSignal, INIT_PATH, InitRequest, LIMITS_PATH, LOGS_PATH, LimitsRequest, ListeningPort,
-    LogEntry, LogsResponse, Metrics, PORTS_PATH, PortsResponse, SETTLE_PATH, SIGNAL_PATH,
-    SignalRequest, TRUST_PATH, TrustRequest, USAGE_PATH, UsageResponse, WARM_PATH,
+    HOLD_PATH, HostSignal, INIT_PATH, InitRequest, LIMITS_PATH, LOGS_PATH, LimitsRequest,
+    ListeningPort, LogEntry, LogsResponse, Metrics, PORTS_PATH, PortsResponse, RELEASE_PATH,
+    SETTLE_PATH, SIGNAL_PATH, SignalRequest, TRUST_PATH, TrustRequest, USAGE_PATH, UsageResponse,
+    WARM_PATH,
 };
 use sandkeep_model::Result;
 
@@ -50,6 +51,26 @@ impl Agent {
         let until = self.until();
         let request = post(
             SETTLE_PATH,
+            "application/json",
+            json(&serde_json::json!({}))?,
+        )?;
+        self.whole(request, until).await?;
+        Ok(())
+    }
+
+    /// Has every program of a machine stand still.
+    pub async fn hold(&mut self) -> Result<()> {
+        let until = self.until();
+        let request = post(HOLD_PATH, "application/json", json(&serde_json::json!({}))?)?;
+        self.whole(request, until).await?;
+        Ok(())
+    }
+
+    /// Lets them go on.
+    pub async fn release(&mut self) -> Result<()> {
+        let until = self.until();
+        let request = post(
+            RELEASE_PATH,
             "application/json",
             json(&serde_json::json!({}))?,
         )?;

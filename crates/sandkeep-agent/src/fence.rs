@@ -2,6 +2,7 @@
 //! from outside: in a box with a kernel of its own.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -9,6 +10,7 @@ use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use sandkeep_agent_api::host::{LimitsRequest, UsageResponse};
 use sandkeep_agent_api::machine::GROUP;
 
+use crate::hold;
 use crate::users::read_bounded;
 
 /// The limit of processes and threads of the whole box in gVisor's kernel.
@@ -98,6 +100,14 @@ impl Fence {
                 maximum: Some(most),
             };
             setrlimit(Resource::Nofile, both)?;
+        }
+        if self.kernel == Kernel::Machine
+            && let Some(door) = hold::door()
+        {
+            // SAFETY: the agent never closes it, and this process has a copy of all it has.
+            let door = unsafe { BorrowedFd::borrow_raw(door) };
+            // Root of the machine may have removed the group: then it cannot be held.
+            let _gone = rustix::io::write(door, b"0");
         }
         if self.kernel == Kernel::Gvisor {
             // The agent has it to rename the box after a restore; nobody else needs it. That

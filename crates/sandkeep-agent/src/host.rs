@@ -19,7 +19,7 @@ use crate::reap::{Exit, Target};
 use crate::server::no_content;
 use crate::users::User;
 use crate::users::read_bounded;
-use crate::{Body, State, host_keys, machine, ports};
+use crate::{Body, State, generation, host_keys, machine, ports};
 
 const WARM_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HOSTNAME: usize = 63;
@@ -86,6 +86,24 @@ pub(crate) async fn settle() -> Response<Body> {
     }
 }
 
+/// Has every program stand still.
+pub(crate) async fn hold(state: State) -> Response<Body> {
+    let held = tokio::task::spawn_blocking(move || state.hold().take(&state)).await;
+    match held.map_err(io::Error::other).flatten() {
+        Ok(()) => no_content(),
+        Err(error) => error_response(&ConnectError::failed_precondition(error.to_string())),
+    }
+}
+
+/// Lets the programs go on.
+pub(crate) async fn release(state: State) -> Response<Body> {
+    let released = tokio::task::spawn_blocking(move || state.hold().release(&state)).await;
+    match released {
+        Ok(()) => no_content(),
+        Err(error) => error_response(&ConnectError::failed_precondition(error.to_string())),
+    }
+}
+
 /// Tells the box who it is.
 pub(crate) async fn init(state: State, request: Request<Incoming>) -> Response<Body> {
     match read_json(request.into_body())
@@ -129,6 +147,9 @@ pub(crate) fn apply(state: &State, message: InitRequest) -> Result<(), ConnectEr
                 write_file("/etc/hostname", &format!("{hostname}\n")),
             );
             note(state, "/etc/hosts", write_hosts(hostname));
+        }
+        if let Some(generation) = &message.generation {
+            note(state, "its generation", generation::write(generation));
         }
         if let Some(now) = message.timestamp_ms
             && state.fence().has_own_clock()

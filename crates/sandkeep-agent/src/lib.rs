@@ -8,6 +8,8 @@ pub mod connect;
 mod fence;
 pub mod fs;
 mod gate;
+mod generation;
+mod hold;
 mod host;
 mod host_keys;
 mod log;
@@ -26,6 +28,7 @@ mod state;
 mod trust;
 mod tunnel;
 pub mod users;
+mod wipe;
 
 pub use body::{Body, BodyError, bytes_body, channel_body, empty_body};
 pub use run::run;

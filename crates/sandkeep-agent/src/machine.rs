@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 
 use crate::State;
 use crate::gate::Gate;
-use crate::{host, rest};
+use crate::{generation, hold, host, rest};
 
 const BOX: &str = "/box";
 const NOBODY: Duration = Duration::from_millis(20);
@@ -100,14 +100,27 @@ pub(crate) fn attend(
 fn listen(mut port: File, gate: &Gate, state: &State) -> io::Result<()> {
     loop {
         let order = next_order(&mut port)?;
-        // The token last: who is let in finds everything done.
-        let done = renew(&order).and_then(|()| settle_in(&order, state));
+        // The token last: who is let in finds everything done. Programs before names: to make
+        // new keys one has to be started.
+        let own = || renew(&order).and_then(|()| tell_generation(&order));
+        let done = state
+            .hold()
+            .renew(state, own)
+            .and_then(|()| settle_in(&order, state));
         if done.is_ok() {
             // What the box is called is the host's to say later, too.
             let _named = rustix::system::sethostname(order.hostname.as_bytes());
             gate.renew(&order.token);
         }
         answer(&mut port, &order, done, state)?;
+    }
+}
+
+fn tell_generation(order: &Order) -> io::Result<()> {
+    let told = order.introduction.as_ref();
+    match told.and_then(|told| told.generation.as_ref()) {
+        Some(word) => generation::write(word),
+        None => Ok(()),
     }
 }
 
@@ -350,11 +363,15 @@ const GROUP_MOUNT: &str = "/sys/fs/cgroup";
 /// free for programs that make groups of their own.
 fn join_group() -> io::Result<()> {
     let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mounted("cgroup2", GROUP_MOUNT, quiet, None)?;
+    // Each program is moved into its group when it is started: in this mode, which not every
+    // kernel has, that does not wait for all processors.
+    mounted("cgroup2", GROUP_MOUNT, quiet, Some("favordynmods"))
+        .or_else(|_| mounted("cgroup2", GROUP_MOUNT, quiet, None))?;
     fs::write(
         format!("{GROUP_MOUNT}/cgroup.subtree_control"),
         "+memory +pids",
     )?;
     fs::create_dir(GROUP)?;
-    fs::write(format!("{GROUP}/cgroup.procs"), "1")
+    fs::write(format!("{GROUP}/cgroup.procs"), "1")?;
+    hold::prepare(GROUP_MOUNT)
 }

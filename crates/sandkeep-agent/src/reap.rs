@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{
@@ -35,18 +36,34 @@ pub(crate) enum Target {
 
 /// The processes the agent started and has not yet waited for.
 #[derive(Debug, Default)]
-pub(crate) struct Reaper(Mutex<HashMap<Pid, watch::Sender<Option<Exit>>>>);
+pub(crate) struct Reaper {
+    known: Mutex<HashMap<Pid, watch::Sender<Option<Exit>>>>,
+    paused: AtomicBool,
+}
 
 impl Reaper {
     /// Starts a process. The lock is held from before the fork until the process is known, so
     /// its end cannot be missed.
     pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<(Child, Pid, ExitReceiver)> {
         let mut known = self.known();
+        if self.paused.load(Ordering::Acquire) {
+            return Err(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "the sandbox is being written down; try again",
+            ));
+        }
         let child = command.spawn()?;
         let pid = Pid::from_child(&child);
         let (sender, receiver) = watch::channel(None);
         known.insert(pid, sender);
         Ok((child, pid, receiver))
+    }
+
+    /// While no process may be started: it would stand still before it began, and the agent with it.
+    /// Returns when none is being started.
+    pub(crate) fn pause(&self, paused: bool) {
+        let _none_starts = self.known();
+        self.paused.store(paused, Ordering::Release);
     }
 
     /// Sends a signal to a process that has not been waited for; false if there is none. Until
@@ -96,7 +113,7 @@ impl Reaper {
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Pid, watch::Sender<Option<Exit>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 
 use crate::fence::Fence;
 use crate::fs::FsState;
+use crate::hold::Hold;
 use crate::log::Log;
 use crate::metrics::CpuMeter;
 use crate::oom::ChildScore;
@@ -33,6 +34,7 @@ struct Shared {
     fs: FsState,
     processes: Table,
     reaper: Reaper,
+    hold: Hold,
     cpu: CpuMeter,
     child_score: ChildScore,
     fence: Mutex<Fence>,
@@ -81,6 +83,7 @@ impl State {
             fs: FsState::default(),
             processes: Table::default(),
             reaper: Reaper::default(),
+            hold: Hold::default(),
             cpu: CpuMeter::start(),
             child_score,
             fence: Mutex::new(fence),
@@ -99,6 +102,10 @@ impl State {
 
     pub(crate) fn reaper(&self) -> &Reaper {
         &self.0.reaper
+    }
+
+    pub(crate) fn hold(&self) -> &Hold {
+        &self.0.hold
     }
 
     pub(crate) fn cpu(&self) -> &CpuMeter {

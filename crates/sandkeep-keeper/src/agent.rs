@@ -56,6 +56,7 @@ pub fn identity(
         default_workdir: None,
         hostname: Some(id.to_string()),
         keep_machine_id: false,
+        generation: None,
         timestamp_ms: Some(Timestamp::now().millis()),
     }
 }
@@ -67,6 +68,12 @@ pub fn identity_of(sandbox: &Sandbox) -> InitRequest {
         default_workdir: defaults.workdir.clone(),
         ..identity(&sandbox.id, &sandbox.template, &sandbox.env)
     }
+}
+
+/// What no other sandbox is told, and this one no second time.
+pub fn new_generation() -> String {
+    let bytes = sandkeep_model::random_bytes::<16>();
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Tells a box who it is, and whom to trust if anybody, over the connection that was kept open, or a fresh one when that

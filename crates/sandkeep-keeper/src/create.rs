@@ -20,7 +20,7 @@ use sandkeep_vault::{Disk, TemplateInfo};
 use sandkeep_ward::{BoxSpec, LiveBox, Ward};
 
 use crate::{
-    agent,
+    after_restore, agent,
     config::Limiting,
     core::Core,
     egress::{Egress, EgressWish},
@@ -371,12 +371,15 @@ impl Core {
         origin: Origin<'_>,
     ) -> Result<Up> {
         let disk = disk.map_err(|error| error.context("making the disk"));
-        let identity = agent::identity_of(sandbox);
+        let identity = agent::identity_of(sandbox).of_generation(agent::new_generation());
         let (disk, image) = match origin {
             Origin::Warm(template, point) => {
                 let restored = self.restore_warm(entry, sandbox, disk, point).await;
                 match restored {
-                    Ok(up) => return Ok(up),
+                    Ok(up) => {
+                        after_restore::run(entry.ward.as_ref(), sandbox).await?;
+                        return Ok(up);
+                    }
                     Err(error) => {
                         let disk = self.cool_down(entry, sandbox, template, point, &error);
                         (disk.await?, None)
@@ -392,6 +395,9 @@ impl Core {
         let (live, agent) = self
             .start_on(entry, sandbox, disk, image.as_deref(), &identity)
             .await?;
+        if image.is_some() {
+            after_restore::run(entry.ward.as_ref(), sandbox).await?;
+        }
         Ok(Up {
             live,
             agent,

@@ -4,6 +4,7 @@
 //! and ward do it, and writes it to the ledger before and after.
 
 mod adopt;
+mod after_restore;
 mod agent;
 mod build;
 mod config;

@@ -97,11 +97,15 @@ pub struct BoxDefaults {
     pub user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
+    /// A command for `bash -l -c`, run in every copy of a sandbox and after every rollback, before
+    /// the sandbox is given to anybody: for programs that have to be told that they were copied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_restore: Option<String>,
 }
 
 impl BoxDefaults {
     pub const fn is_empty(&self) -> bool {
-        self.user.is_none() && self.workdir.is_none()
+        self.user.is_none() && self.workdir.is_none() && self.after_restore.is_none()
     }
 }
 
@@ -184,6 +188,8 @@ pub struct Recipe {
     /// What runs in every box of it.
     pub start: Option<String>,
     pub ready: Option<Ready>,
+    /// What runs in every copy of a sandbox of it.
+    pub after_restore: Option<String>,
     /// What its boxes get that ask for nothing, and the box it is made in.
     pub limits: LimitsWish,
     /// Steps run at the first of these levels; it is warmed for each of them.
@@ -210,6 +216,9 @@ impl Recipe {
         }
         if let Some(start) = &self.start {
             text("start", start, LONGEST_COMMAND)?;
+        }
+        if let Some(command) = &self.after_restore {
+            text("after_restore", command, LONGEST_COMMAND)?;
         }
         match &self.ready {
             Some(_) if self.start.is_none() => {
@@ -354,6 +363,7 @@ mod tests {
             steps: vec![step],
             start: None,
             ready: None,
+            after_restore: None,
             limits: LimitsWish::default(),
             isolation: vec![IsolationWish::Auto],
         }

@@ -18,3 +18,5 @@ pub const BOX_END: &str = "eth0";
 pub const BOX_MAC: [u8; 6] = [2, 0, 10, 0, 0, 2];
 pub const BOX_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub const BOX_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xa, 0, 0, 0, 0, 0, 2);
+/// What IPv6 makes of its card.
+pub const BOX_LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0x0aff, 0xfe00, 2);

@@ -1,12 +1,15 @@
 //! Just enough netlink for the networks of boxes: messages built by hand.
 
 mod cable;
+mod filter;
 mod link;
 mod messages;
 
 pub use cable::{
-    AGENT_PORT, BOX_END, BOX_MAC, BOX_V4, BOX_V6, HOST_END, HOST_MAC, HOST_V4, HOST_V6,
+    AGENT_PORT, BOX_END, BOX_LINK_LOCAL, BOX_MAC, BOX_V4, BOX_V6, HOST_END, HOST_MAC, HOST_V4,
+    HOST_V6,
 };
+pub use filter::{guard, guard_again};
 pub use link::{
     BOX_SIDE, HOST_SIDE, NEW_LINK, Side, configure, device, index_of, set_mac, switch_off,
 };

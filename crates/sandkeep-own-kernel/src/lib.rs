@@ -5,12 +5,14 @@
 //! [`Kind`].
 
 mod agent;
+mod check;
 mod live;
 mod note;
 mod roster;
 mod sweep;
 
 pub use agent::{answers, connect, dial, set_limits, settle};
+pub use check::cable;
 pub use live::Live;
 pub use note::{Note, Record};
 pub use roster::{Remains, Roster};

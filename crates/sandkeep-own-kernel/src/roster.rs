@@ -6,7 +6,7 @@ use sandkeep_host::{
     failure::Doing as _,
     files::{read_token, remove_dir},
     first::END_DEADLINE,
-    proc,
+    netns, proc,
     slots::{Reserved, Slot, Slots},
     starting::{Begun, Starting},
     work::{blocking, lock},
@@ -58,6 +58,16 @@ pub struct Remains<K: Kind> {
     token: Secret,
     pidfd: OwnedFd,
     slot: Option<Slot>,
+}
+
+/// A server before this one may have made the cable without its guard, or with another.
+async fn guard<K: Kind>(live: &Live<K>) {
+    let guarded = netns::inside(live.netns(), || {
+        sandkeep_netlink::guard_again().doing("guarding the cable of the sandbox")
+    });
+    if let Err(error) = guarded.await {
+        tracing::warn!(id = %live.id, %error, "a sandbox can write what it likes on its cable");
+    }
 }
 
 impl<K: Kind> Roster<K> {
@@ -139,7 +149,10 @@ impl<K: Kind> Roster<K> {
         } = found;
         let watched = pidfd.try_clone().doing("watching the box")?;
         match Live::new(id.clone(), record.clone(), token, has, pidfd, slot) {
-            Ok(live) => Ok(Some(live)),
+            Ok(live) => {
+                guard(&live).await;
+                Ok(Some(live))
+            }
             // One that is about to end has lost its namespaces before it is seen to be dead.
             Err(failure) => {
                 if !blocking(move || Ok(proc::ended_within(&watched, END_DEADLINE))).await? {

@@ -1,6 +1,6 @@
 //! What this level needs of the host, each with what to do about it.
 
-use crate::runsc;
+use crate::{network, runsc};
 use sandkeep_host::cgroup::layout::Layout;
 use sandkeep_ward::Check;
 use std::path::Path;
@@ -9,7 +9,12 @@ const INSTALL: &str = "install it: on Debian 13 and newer `apt install runsc`, o
     from bookworm-backports, elsewhere as gvisor.dev says; script/server does it on Debian";
 
 pub async fn all(given: Option<&Path>) -> Vec<Check> {
-    vec![program(given).await, root(), cgroups()]
+    vec![
+        program(given).await,
+        root(),
+        cgroups(),
+        sandkeep_own_kernel::cable(network::make()).await,
+    ]
 }
 
 async fn program(given: Option<&Path>) -> Check {

@@ -42,6 +42,7 @@ fn lay_cable() -> io::Result<()> {
     let mut messages = Messages::default();
     lay(&mut messages);
     messages.send(libc::NETLINK_ROUTE)?;
+    cable::guard()?;
     cable::configure(LO, BOX_END.0, &cable::BOX_SIDE)
 }
 

@@ -1,7 +1,7 @@
 //! The program `runsc`: where it is, which build it is, and running it.
 
 use crate::stage::Stage;
-use sandkeep_host::failure::Doing as _;
+use sandkeep_host::{failure::Doing as _, proc};
 use sandkeep_model::{Code, Error, Result};
 use std::{
     env,
@@ -107,6 +107,8 @@ impl Runsc {
             .env_clear()
             .stdout(Stdio::null())
             .stderr(Stdio::null());
+        // SAFETY: one system call between fork and exec.
+        unsafe { command.pre_exec(proc::close_all_on_exec) };
         command
     }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     kernel::Kernel,
+    network,
     qemu::{self, Accel},
 };
 use sandkeep_host::{cgroup::layout::Layout, work::blocking};
@@ -38,6 +39,7 @@ pub async fn all(
         tun(),
         root(),
         cgroups(),
+        sandkeep_own_kernel::cable(network::make()).await,
     ]
 }
 
@@ -84,7 +86,8 @@ fn acceleration(accel: Accel, proof: Proof) -> Check {
         Accel::Kvm => Check::ok(NAME, "kvm: machines run on the processor itself"),
         Accel::Tcg => Check::warning(
             NAME,
-            "emulated: machines run 10 to 25 times slower than the host",
+            "emulated: machines run 10 to 25 times slower than the host, and QEMU does not count \
+             emulation as a security boundary; the jail of QEMU is what holds",
             "use a host with working KVM (a processor with vmx or svm, and /dev/kvm)",
         ),
     }

@@ -227,6 +227,7 @@ impl Jail {
             }
         }
         self.furnish()?;
+        proc::close_all_on_exec()?;
         for fd in &self.kept {
             // SAFETY: whoever gave the number keeps the descriptor open until the start.
             let fd = unsafe { BorrowedFd::borrow_raw(*fd) };

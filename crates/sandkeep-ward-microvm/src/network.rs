@@ -27,6 +27,7 @@ pub async fn make() -> Result<(OwnedFd, OwnedFd)> {
 fn lay_cable() -> std::result::Result<OwnedFd, Failure> {
     let card = open_tap().doing("making the network card of the box")?;
     let index = cable::index_of(cable::HOST_END).doing("finding the network card of the box")?;
+    cable::guard().doing("guarding the cable of the sandbox")?;
     cable::set_mac(index, cable::HOST_MAC)
         .and_then(|()| cable::configure(LO, index, &cable::HOST_SIDE))
         .doing("switching the network of the box on")?;

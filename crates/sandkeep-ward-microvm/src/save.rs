@@ -4,6 +4,7 @@ use crate::{
     image::{self, Source},
     qmp::Qmp,
     record::Live,
+    start,
     ward::Inner,
 };
 use sandkeep_host::{failure::Doing as _, work::blocking};
@@ -37,7 +38,12 @@ impl Inner {
         // Noted first: a later server must not think that a box runs which does not.
         let (mark, control) = (self.roster.box_dir(id).join(FROZEN), self.control(id));
         let cgroups = live.record.cgroups.clone();
-        blocking(move || {
+        // What is written down of it begins, in each copy, with programs that stand still. A guest
+        // that keeps its agent from doing so is written down as it is.
+        if let Err(error) = start::hold(&live).await {
+            tracing::warn!(%id, %error, "the programs of a sandbox are not held while it is written down");
+        }
+        let stood = blocking(move || {
             fs::write(&mark, "").doing("noting that the box is frozen")?;
             let stood = Qmp::connect(&control).and_then(|mut qmp| {
                 qmp.stop()?;
@@ -53,7 +59,11 @@ impl Inner {
             }
             stood
         })
-        .await?;
+        .await;
+        if stood.is_err() {
+            go_on(&live).await;
+        }
+        stood?;
         *frozen = true;
         Ok(())
     }
@@ -78,6 +88,9 @@ impl Inner {
             Ok(stopped)
         })
         .await?;
+        if !*frozen {
+            go_on(live).await;
+        }
         Ok(())
     }
 
@@ -97,6 +110,7 @@ impl Inner {
         })
         .await?;
         *frozen = false;
+        go_on(&live).await;
         Ok(())
     }
 
@@ -122,6 +136,14 @@ impl Inner {
             image::write(&image, &source)
         })
         .await
+    }
+}
+
+/// It was not written down, or was and goes on: as it is, nothing of it is emptied. The agent lets
+/// its programs go by itself when it does not hear of it.
+async fn go_on(live: &Live) {
+    if let Err(error) = start::release(live).await {
+        tracing::warn!(id = %live.id, %error, "the programs of a sandbox go on later");
     }
 }
 

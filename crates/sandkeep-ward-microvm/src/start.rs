@@ -309,6 +309,31 @@ pub(crate) async fn inner_usage(live: &Live, wait: Duration) -> Result<UsageResp
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
+/// The agent answers when every program of the machine stands still: a moment, on a busy host more.
+const HELD: Duration = Duration::from_secs(10);
+
+/// Has every program of the machine stand still, before it is written down.
+pub(crate) async fn hold(live: &Live) -> Result<()> {
+    let asked = async {
+        let mut agent = Agent::over(own_kernel::connect(live).await?).await?;
+        agent.hold().await
+    };
+    timeout(HELD, asked)
+        .await
+        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+}
+
+/// Lets them go on.
+pub(crate) async fn release(live: &Live) -> Result<()> {
+    let asked = async {
+        let mut agent = Agent::over(own_kernel::connect(live).await?).await?;
+        agent.release().await
+    };
+    timeout(HELD, asked)
+        .await
+        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+}
+
 /// Has the kernel of the machine write what it keeps back. The agent's own deadline holds.
 pub(crate) async fn settle(live: &Live) -> Result<()> {
     let mut agent = Agent::over(own_kernel::connect(live).await?).await?;

@@ -51,6 +51,12 @@ fn main() -> ExitCode {
         clap_complete::generate(shell, &mut Cli::command(), "sandkeep", &mut io::stdout());
         return ExitCode::SUCCESS;
     }
+    if matches!(cli.command, Command::Serve(_))
+        && let Err(error) = sandkeep_host::proc::close_all_on_exec()
+    {
+        cli::complain(&error.into(), cli.global.json);
+        return ExitCode::FAILURE;
+    }
     let json = cli.global.json;
     let ended = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -504,6 +504,7 @@ async fn wish(state: &Shared, body: StartBuild, draft: &Draft) -> Result<BuildWi
             steps,
             start,
             ready,
+            after_restore: None,
             limits: draft.limits,
             isolation: vec![IsolationWish::Auto],
         },

@@ -57,6 +57,9 @@ pub(crate) struct BuildRequest {
     /// When the start command counts as started.
     #[serde(default)]
     ready: Option<ReadyBody>,
+    /// A command that runs in every copy of a sandbox of it, and after a rollback, before it is given to anybody.
+    #[serde(default)]
+    after_restore: Option<String>,
     /// What its sandboxes get that ask for nothing; the build itself, too.
     #[serde(default, deserialize_with = "object")]
     limits: LimitsBody,
@@ -201,6 +204,7 @@ impl BuildRequest {
             steps: steps.collect::<Result<_>>()?,
             start: self.start,
             ready: self.ready.map(ReadyBody::check).transpose()?,
+            after_restore: self.after_restore,
             limits: self.limits.into(),
             isolation: self.isolation,
         };

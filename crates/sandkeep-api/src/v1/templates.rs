@@ -52,6 +52,9 @@ pub(crate) struct BuiltView {
     /// What runs in every sandbox of it.
     #[schema(required)]
     start: Option<String>,
+    /// What runs in every copy of a sandbox of it.
+    #[schema(required)]
+    after_restore: Option<String>,
     /// How its sandboxes begin, by isolation level.
     levels: Vec<LevelBody>,
 }
@@ -99,6 +102,7 @@ async fn view(state: &Shared, template: Template) -> Result<TemplateView, Error>
             env: built.env.into_keys().collect(),
             user: built.defaults.user,
             workdir: built.defaults.workdir,
+            after_restore: built.defaults.after_restore,
             start: built.start,
         }),
     };

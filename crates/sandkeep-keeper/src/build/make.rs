@@ -94,6 +94,7 @@ impl Core {
         let words = format!("building {} from {}", build.template, plan.base.name);
         build.say(LineLevel::Info, BASE, &words);
         let (floor, layer) = self.lay(build, wish, shop, &mut plan).await?;
+        plan.standing.defaults.after_restore = wish.recipe.after_restore.clone();
         let cold = match &wish.recipe.start {
             None => Vec::new(),
             Some(start) => {

@@ -17,7 +17,8 @@ use super::{
     workshop::{Bench, Call, Floor, Workshop, run, start, went_well},
 };
 use crate::{
-    agent, core::Core, create::Up, egress::Egress, registry::Entry, sync::lock, time::PointOrder,
+    after_restore, agent, core::Core, create::Up, egress::Egress, registry::Entry, sync::lock,
+    time::PointOrder,
 };
 
 /// Between two looks whether it is ready.
@@ -28,6 +29,9 @@ const FIRST_BREATH: Duration = Duration::from_secs(2);
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// How often memory is written anew that can not be read again.
 const TRIES: u32 = 3;
+/// Memory that is renewed in every copy: written while its programs were held, by an agent that
+/// knows generations. Older memory is made again.
+const RENEWED: &str = "renewed-1";
 /// A create waits no longer than this, whatever the recipe says: clients give up.
 const LONGEST_AT_CREATE: Duration = Duration::from_secs(90);
 
@@ -234,7 +238,7 @@ impl Core {
             .warm_points(&built.build, ward.level())
             .await?
             .into_iter()
-            .rfind(|point| point.engine.as_ref() == Some(&engine));
+            .rfind(|point| is_renewed(point) && point.engine.as_ref() == Some(&engine));
         let Some(point) = found else {
             self.warm_later(template, ward.level(), engine.to_string());
             return Ok(None);
@@ -315,7 +319,7 @@ impl Core {
         let points = self.warm_points(&built.build, level).await?;
         if let Some(point) = points
             .iter()
-            .rfind(|point| point.engine.as_ref() == Some(&engine))
+            .rfind(|point| is_renewed(point) && point.engine.as_ref() == Some(&engine))
         {
             view.warm = true;
             view.memory_bytes = point.bytes;
@@ -325,6 +329,10 @@ impl Core {
         let refused = built.cold.iter().find(|cold| cold.level == level);
         view.why = Some(
             match (points.last().and_then(|p| p.engine.as_ref()), refused) {
+                (Some(wrote), _) if *wrote == engine => {
+                    "its memory was written by an older server; it is made again in the background"
+                        .to_owned()
+                }
                 (Some(wrote), _) => format!(
                     "its memory was written by {wrote}, this server has {engine}; it is made again in the background"
                 ),
@@ -385,7 +393,7 @@ impl Core {
         point: &Point,
     ) -> Result<Up> {
         let image = self.usable(point, entry.ward.as_ref()).await?.memory;
-        let identity = agent::identity_of(sandbox);
+        let identity = agent::identity_of(sandbox).of_generation(agent::new_generation());
         let (live, agent) = self
             .start_on(entry, sandbox, disk?, image.as_deref(), &identity)
             .await?;
@@ -426,7 +434,7 @@ impl Core {
         entry.ward.freeze(&entry.id).await?;
         entry.reach.close();
         let order = PointOrder {
-            tags: vec![build.to_string()],
+            tags: vec![build.to_string(), RENEWED.to_owned()],
             ..PointOrder::of(PointKind::Template)
         };
         self.make_point(entry, order).await
@@ -452,9 +460,22 @@ impl Core {
                 Err(refused) => return Ok(Err(refused)),
             };
             shop.clear(&entry).await;
-            match shop.open(bench.clone(), Floor::Layer(point.clone())).await {
+            // What it runs in copies is tried by itself: it is not the engine's to fail.
+            let mut trial = bench.clone();
+            trial.defaults.after_restore = None;
+            match shop.open(trial, Floor::Layer(point.clone())).await {
                 Ok(copy) => {
+                    let told = after_restore::tell(
+                        copy.ward.as_ref(),
+                        &copy.id,
+                        bench.defaults.after_restore.as_deref(),
+                    );
+                    let told = told.await;
                     shop.clear(&copy).await;
+                    if let Err(error) = told {
+                        self.drop_point(&point).await;
+                        return Err(error);
+                    }
                     return Ok(Ok(point));
                 }
                 Err(error) => {
@@ -560,6 +581,10 @@ impl Core {
             }
         }
     }
+}
+
+fn is_renewed(point: &Point) -> bool {
+    point.tags.iter().any(|tag| tag == RENEWED)
 }
 
 fn wants_warmth(template: &TemplateInfo, level: Isolation) -> Option<&Built> {

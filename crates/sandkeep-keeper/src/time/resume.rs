@@ -9,7 +9,7 @@ use sandkeep_store::{TimeStep, WardNote};
 use sandkeep_ward::LiveBox;
 
 use super::failed::Came;
-use crate::{agent, core::Core, form, registry::Entry, sync::lock};
+use crate::{after_restore, agent, core::Core, form, registry::Entry, sync::lock};
 
 /// How a wake-up ends in the ledger.
 pub(super) struct Awake {
@@ -195,6 +195,12 @@ impl Core {
         };
         let image = memory.filter(|_| pause.mode == PauseMode::Disk);
         let mut request = agent::identity_of(&sandbox);
+        // What it is now it was before, and may have gone on from there: after a rollback, and after
+        // a wake-up that did not come to its end.
+        let again = image.is_some() && was_touched;
+        if again || image.is_none() {
+            request = request.of_generation(agent::new_generation());
+        }
         // At a point of another box it was that one, which may be there, too.
         if point.is_none_or(|point| point.sandbox_id == entry.id) {
             request = request.same_machine();
@@ -202,6 +208,9 @@ impl Core {
         let (live, _agent) = self
             .start_on(entry, &sandbox, disk, image.as_deref(), &request)
             .await?;
+        if again {
+            after_restore::run(entry.ward.as_ref(), &sandbox).await?;
+        }
         Ok(Some(live))
     }
 
