@@ -3,6 +3,7 @@
 mod cable;
 mod link;
 mod messages;
+mod routes;
 
 pub use cable::{
     AGENT_PORT, BOX_END, BOX_MAC, BOX_V4, BOX_V6, HOST_END, HOST_MAC, HOST_V4, HOST_V6,
@@ -10,4 +11,7 @@ pub use cable::{
 pub use link::{
     BOX_SIDE, HOST_SIDE, NEW_LINK, Side, configure, device, index_of, set_mac, switch_off,
 };
-pub use messages::{ACK, APPEND, CREATE, EXCLUSIVE, Messages, REPLACE, REQUEST};
+pub use messages::{
+    ACK, APPEND, CREATE, DUMP, EXCLUSIVE, Messages, NetlinkSocket, REPLACE, REQUEST, attributes,
+};
+pub use routes::{Found, address_changes, local_networks, route_to};

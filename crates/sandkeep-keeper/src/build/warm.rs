@@ -385,6 +385,7 @@ impl Core {
         point: &Point,
     ) -> Result<Up> {
         let image = self.usable(point, entry.ward.as_ref()).await?.memory;
+        entry.reach.comes_from(&point.id);
         let identity = agent::identity_of(sandbox);
         let (live, agent) = self
             .start_on(entry, sandbox, disk?, image.as_deref(), &identity)

@@ -194,6 +194,9 @@ impl Core {
             return Err(Error::internal("the keeper is closed"));
         };
         let image = memory.filter(|_| pause.mode == PauseMode::Disk);
+        if let Some(point) = point.filter(|_| image.is_some()) {
+            entry.reach.comes_from(&point.id);
+        }
         let mut request = agent::identity_of(&sandbox);
         // At a point of another box it was that one, which may be there, too.
         if point.is_none_or(|point| point.sandbox_id == entry.id) {
