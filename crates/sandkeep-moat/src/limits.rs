@@ -218,7 +218,9 @@ impl Limiter {
     fn counted(self: &Arc<Self>, of: Counted, most: u32) -> Result<Permit, String> {
         let own = self.active() + self.inside.load(Ordering::Relaxed);
         let Some(place) = self.budget.place(own) else {
-            return Err("the sandboxes of this server have as many connections open as it bears".to_owned());
+            return Err(
+                "the sandboxes of this server have as many connections open as it bears".to_owned(),
+            );
         };
         let before = self.count(of).fetch_add(1, Ordering::Relaxed);
         // Given back also when the check fails.

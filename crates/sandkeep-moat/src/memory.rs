@@ -141,8 +141,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 /// What cannot be read is not known: the sandbox asks its resolver again.
 fn read(path: &Path, from: Duration) -> Vec<Given> {
     let mut text = String::new();
-    let opened = fs::File::open(path)
-        .and_then(|file| file.take(LARGEST).read_to_string(&mut text));
+    let opened = fs::File::open(path).and_then(|file| file.take(LARGEST).read_to_string(&mut text));
     match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
         Err(error) => {
@@ -207,7 +206,9 @@ mod tests {
         // Those that rest lose no time.
         memory.keep_at("point", &both).unwrap();
         assert_eq!(memory.of_point("point"), both);
-        memory.keep_only(|_| false, |point| point == "point").unwrap();
+        memory
+            .keep_only(|_| false, |point| point == "point")
+            .unwrap();
         assert!(memory.of_sandbox(&id).is_empty());
         assert_eq!(memory.of_point("point").len(), 2);
         memory.forget_point("point");

@@ -232,7 +232,9 @@ impl Moat {
         };
         let (id, point) = (spec.id.clone(), spec.from_point.clone());
         let reading = tokio::task::spawn_blocking(move || {
-            let before = point.map(|point| memory.of_point(&point)).unwrap_or_default();
+            let before = point
+                .map(|point| memory.of_point(&point))
+                .unwrap_or_default();
             let all: Vec<_> = memory.of_sandbox(&id).into_iter().chain(before).collect();
             if !all.is_empty()
                 && let Err(error) = memory.rewrite(&id, &all)
@@ -359,16 +361,17 @@ struct Sockets {
 
 impl Sockets {
     fn new(listeners: Listeners, refusals: Option<Refusals>) -> io::Result<Self> {
-        let mut pairs = listeners
-            .tcp
-            .into_iter()
-            .zip(listeners.udp)
-            .map(|(tcp, udp)| -> io::Result<Pair> {
-                Ok((
-                    TcpListener::from_std(tcp)?,
-                    Arc::new(UdpSocket::from_std(udp)?),
-                ))
-            });
+        let mut pairs =
+            listeners
+                .tcp
+                .into_iter()
+                .zip(listeners.udp)
+                .map(|(tcp, udp)| -> io::Result<Pair> {
+                    Ok((
+                        TcpListener::from_std(tcp)?,
+                        Arc::new(UdpSocket::from_std(udp)?),
+                    ))
+                });
         Ok(Self {
             v4: pairs
                 .next()

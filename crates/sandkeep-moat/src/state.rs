@@ -287,7 +287,8 @@ impl BoxState {
             Decision::Deny { why, hint } => (why, hint),
             Decision::Allow { .. } => (
                 format!("{host} was not open to this sandbox when it was dialled"),
-                "look the name up again in the sandbox and connect to what it resolves to".to_owned(),
+                "look the name up again in the sandbox and connect to what it resolves to"
+                    .to_owned(),
             ),
         };
         let attempt = Attempt {
@@ -330,7 +331,9 @@ impl BoxState {
 
 fn kinds(plan: &Plan, names: &Names, address: IpAddr) -> Kinds {
     let opening = names.opening(address);
-    opening.iter().fold(0, |all, name| all | plan.kinds_of(name))
+    opening
+        .iter()
+        .fold(0, |all, name| all | plan.kinds_of(name))
 }
 
 /// What the kernel is to know of what a box was told.

@@ -86,10 +86,7 @@ impl Desk {
                     }
                 },
             };
-            match (
-                Arc::clone(&places).try_acquire_owned(),
-                strangers.enter(),
-            ) {
+            match (Arc::clone(&places).try_acquire_owned(), strangers.enter()) {
                 (Ok(place), Some(visit)) => desk.spawn(stream, peer, (place, visit), &graceful),
                 _ => refuse(&stream),
             }

@@ -33,8 +33,8 @@ use tokio::{
 use crate::{
     LAUNCHER,
     args::ServeArgs,
-    config::Config,
     budget::share_out,
+    config::Config,
     desk::Desk,
     follow::follow,
     greet, logging,

@@ -88,7 +88,10 @@ impl Names {
             None => now + next,
         };
         let known = Known {
-            speaks_until: later(before.as_ref().map(|known| known.speaks_until), given.speaks),
+            speaks_until: later(
+                before.as_ref().map(|known| known.speaks_until),
+                given.speaks,
+            ),
             opens_until: later(before.as_ref().map(|known| known.opens_until), given.opens),
             name: given.name,
         };

@@ -1,10 +1,6 @@
 //! Our hand on the rules of one sandbox, as long as it is attached.
 
-use std::{
-    collections::HashMap,
-    io,
-    net::IpAddr,
-};
+use std::{collections::HashMap, io, net::IpAddr};
 
 use super::{
     netlink::NetlinkSocket,

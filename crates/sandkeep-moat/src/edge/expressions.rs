@@ -6,6 +6,8 @@ use super::netlink::Messages;
 const VERDICT_REGISTER: u32 = 0;
 const REGISTER: u32 = 1;
 const ACCEPT: u32 = 1;
+const DROP: u32 = 0;
+const META_DEVICE: u32 = 6;
 const META_FAMILY: u32 = 15;
 const META_PROTOCOL: u32 = 16;
 const NETWORK_HEADER: u32 = 1;
@@ -108,6 +110,16 @@ pub fn family_is(messages: &mut Messages, family: Family) {
     compare(messages, EQUAL, &[family.number()]);
 }
 
+/// It came by this device.
+pub fn came_by(messages: &mut Messages, device: &str) {
+    let mut name = [0_u8; 16];
+    for (place, byte) in name.iter_mut().zip(device.bytes()) {
+        *place = byte;
+    }
+    meta(messages, META_DEVICE);
+    compare(messages, EQUAL, &name);
+}
+
 pub fn is_tcp(messages: &mut Messages) {
     meta(messages, META_PROTOCOL);
     compare(messages, EQUAL, &[libc::IPPROTO_TCP as u8]);
@@ -149,12 +161,7 @@ pub fn port_within(messages: &mut Messages, (low, high): (u16, u16)) {
 /// The destination begins with these bytes.
 pub fn destination_starts(messages: &mut Messages, family: Family, start: &[u8]) {
     family_is(messages, family);
-    payload(
-        messages,
-        NETWORK_HEADER,
-        family.destination(),
-        start.len(),
-    );
+    payload(messages, NETWORK_HEADER, family.destination(), start.len());
     compare(messages, EQUAL, start);
 }
 
@@ -242,9 +249,17 @@ pub fn log_to(messages: &mut Messages, group: u16, bytes: u32) {
 }
 
 pub fn accept(messages: &mut Messages) {
+    verdict(messages, ACCEPT);
+}
+
+pub fn drop(messages: &mut Messages) {
+    verdict(messages, DROP);
+}
+
+fn verdict(messages: &mut Messages, verdict: u32) {
     expression(messages, "immediate", |m| {
         m.number(1, VERDICT_REGISTER);
-        m.nested(2, |m| m.nested(2, |m| m.number(1, ACCEPT)));
+        m.nested(2, |m| m.nested(2, |m| m.number(1, verdict)));
     });
 }
 

@@ -22,7 +22,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sandkeep_model::{Error, Result};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use self::{netlink::NetlinkSocket, rules::{Ground, Place}};
+use self::{
+    netlink::NetlinkSocket,
+    rules::{Ground, Place},
+};
 
 pub use addresses::{BOX_V4, BOX_V6, INSIDE_V4};
 pub use control::Control;
@@ -52,11 +55,7 @@ pub struct Edge {
 
 /// Makes the edge in this namespace and opens the listeners. Doing it again on the same
 /// namespace, after a restart of the server, replaces what is there.
-pub async fn build(
-    namespace: OwnedFd,
-    plan: Plan,
-    given: HashMap<IpAddr, Kinds>,
-) -> Result<Edge> {
+pub async fn build(namespace: OwnedFd, plan: Plan, given: HashMap<IpAddr, Kinds>) -> Result<Edge> {
     let (answer, wait) = tokio::sync::oneshot::channel();
     // The thread ends inside the box's namespace and is never used again: nothing has to be put
     // back, and no worker of the runtime can be left in the wrong one.

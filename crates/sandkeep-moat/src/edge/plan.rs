@@ -125,7 +125,9 @@ mod tests {
 
     #[test]
     fn more_kinds_than_bits_share_the_last() {
-        let rules: Vec<String> = (0..40).map(|at| format!("n{at}.test:{}", 1000 + at)).collect();
+        let rules: Vec<String> = (0..40)
+            .map(|at| format!("n{at}.test:{}", 1000 + at))
+            .collect();
         let plan = plan(&json!({"allow": rules}));
         assert_eq!(plan.kinds.len(), KINDS);
         assert_eq!(kinds(&plan, "n39.test"), 1 << 31);

@@ -15,6 +15,7 @@
 //!     daddr @denied4 accept; tcp redirect to :PORT       # where everything is open
 //!   }
 //!   chain close { type filter hook HOOK priority 0
+//!     iifname eth0 drop               # at the end of a cable only
 //!     <our listener> accept if it was diverted, else reset
 //!     <own> accept                    # what was redirected goes there now
 //!     tcp syn log group 1; tcp reject with tcp reset
@@ -26,16 +27,15 @@
 //! What is not diverted is refused with its first packet. What is diverted only *can* be allowed:
 //! the listener decides.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{
     addresses::{BOX_V4, BOX_V6, INSIDE_V4},
     expressions::{self as e, Family},
-    netlink::{ACK, AGENT_PORT, APPEND, CREATE, EXCLUSIVE, HOST_V4, HOST_V6, Messages},
+    netlink::{ACK, AGENT_PORT, APPEND, BOX_END, CREATE, EXCLUSIVE, HOST_V4, HOST_V6, Messages},
     plan::{Kinds, Plan},
 };
 use crate::policy::{Addresses, Ranges};
-use std::net::IpAddr;
 
 /// Those who listen to this are told of refused connections.
 pub const LOG_GROUP: u16 = 1;
@@ -96,10 +96,7 @@ impl Place {
         match self {
             Self::Inner => [
                 (Family::V4, Ipv4Addr::LOCALHOST.octets().to_vec()),
-                (
-                    Family::V6,
-                    std::net::Ipv6Addr::LOCALHOST.octets().to_vec(),
-                ),
+                (Family::V6, Ipv6Addr::LOCALHOST.octets().to_vec()),
             ],
             Self::Uplink => [
                 (Family::V4, HOST_V4.octets().to_vec()),
@@ -421,6 +418,15 @@ fn leave(m: &mut Messages, set: Set, addresses: &Addresses) {
 }
 
 fn close(m: &mut Messages, ground: Ground) {
+    if ground.place == Place::Uplink {
+        // gVisor has both ends of the cable in this namespace and takes frames from its own by
+        // itself. What the kernel makes of them as well is not from the sandbox but to it, and
+        // must not be refused to the sender.
+        rule(m, CLOSE, |m| {
+            e::came_by(m, BOX_END);
+            e::drop(m);
+        });
+    }
     // A program that dials the listener itself has no destination.
     for (family, address) in ground.place.listeners() {
         let to_listener = |m: &mut Messages| {
@@ -476,7 +482,7 @@ fn accept_to(m: &mut Messages, chain: &str, family: Family, start: &[u8]) {
 
 /// Programs of a sandbox talk to each other.
 fn own_addresses(m: &mut Messages, chain: &str) {
-    let loopback_v6 = std::net::Ipv6Addr::LOCALHOST.octets();
+    let loopback_v6 = Ipv6Addr::LOCALHOST.octets();
     for (family, start) in [
         // 127.0.0.0/8 by its first byte.
         (Family::V4, &[127_u8][..]),

@@ -172,14 +172,21 @@ static TABLE: LazyLock<Vec<(Forbidden, IpNet)>> = LazyLock::new(|| {
                 "3fff::/20",
             ],
         ),
-        (Multicast, &["224.0.0.0/4", "255.255.255.255/32", "ff00::/8"]),
+        (
+            Multicast,
+            &["224.0.0.0/4", "255.255.255.255/32", "ff00::/8"],
+        ),
         (Reserved, &["240.0.0.0/4"]),
     ];
     closed
         .into_iter()
         .flat_map(|(why, nets)| {
-            nets.iter()
-                .map(move |net| (why, net.parse().expect("the networks above are well-formed")))
+            nets.iter().map(move |net| {
+                (
+                    why,
+                    net.parse().expect("the networks above are well-formed"),
+                )
+            })
         })
         .collect()
 });
@@ -254,7 +261,11 @@ mod tests {
         }
         // Beforehand, too: what is refused whatever was opened is closed for the kernel.
         assert!(guard.closed().contains("168.63.129.16".parse().unwrap()));
-        assert!(guard.closed().contains("64:ff9b::a9fe:a9fe".parse().unwrap()));
+        assert!(
+            guard
+                .closed()
+                .contains("64:ff9b::a9fe:a9fe".parse().unwrap())
+        );
     }
 
     #[test]
@@ -292,12 +303,30 @@ mod tests {
             .never(vec!["10.20.7.0/24".parse().unwrap()]);
         let closed = guard.closed();
         for text in [
-            "10.20.3.4", "10.20.7.4", "10.21.3.4", "1.1.1.1", "127.0.0.1", "240.0.0.1", "::1", "::",
-            "fe80::1", "2606:4700::1111", "64:ff9b::101:101", "64:ff9b::a00:1", "2002::1", "ff02::1",
-            "169.254.1.1", "172.32.0.1", "172.31.255.255",
+            "10.20.3.4",
+            "10.20.7.4",
+            "10.21.3.4",
+            "1.1.1.1",
+            "127.0.0.1",
+            "240.0.0.1",
+            "::1",
+            "::",
+            "fe80::1",
+            "2606:4700::1111",
+            "64:ff9b::101:101",
+            "64:ff9b::a00:1",
+            "2002::1",
+            "ff02::1",
+            "169.254.1.1",
+            "172.32.0.1",
+            "172.31.255.255",
         ] {
             let address: IpAddr = text.parse().unwrap();
-            assert_eq!(closed.contains(address), guard.refuses(address).is_some(), "{text}");
+            assert_eq!(
+                closed.contains(address),
+                guard.refuses(address).is_some(),
+                "{text}"
+            );
         }
     }
 

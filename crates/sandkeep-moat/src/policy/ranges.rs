@@ -98,7 +98,10 @@ impl Addresses {
     #[must_use]
     pub fn and_translated(&self) -> Self {
         let prefix = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0).to_bits();
-        let translated = self.v4.iter().map(|(low, high)| (prefix + low, prefix + high));
+        let translated = self
+            .v4
+            .iter()
+            .map(|(low, high)| (prefix + low, prefix + high));
         Self {
             v4: self.v4.clone(),
             v6: Ranges::of(self.v6.iter().chain(translated).collect()),
@@ -136,7 +139,12 @@ mod tests {
 
     #[test]
     fn ranges_join_and_are_taken_out() {
-        let ten = set(&["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8", "255.255.255.255/32"]);
+        let ten = set(&[
+            "10.0.0.0/8",
+            "10.1.0.0/16",
+            "11.0.0.0/8",
+            "255.255.255.255/32",
+        ]);
         assert_eq!(ten.v4.0.len(), 2);
         let less = ten.without(&set(&["10.5.0.0/16", "9.0.0.0/8", "255.255.255.255/32"]));
         for (address, there) in [

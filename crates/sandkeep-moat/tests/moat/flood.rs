@@ -143,6 +143,7 @@ fn a_head_that_never_comes_is_waited_for_a_moment_only() {
 fn an_attached_box_ends_with_its_places() {
     in_world(|world| async move {
         world.zone.address("good.test", GOOD);
+        let _server = world.server(at(GOOD, 80), OK).await;
         let spec = AttachSpec {
             id: SandboxId::random(),
             netns: world.namespace.try_clone().unwrap(),

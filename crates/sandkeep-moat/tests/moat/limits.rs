@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpListener};
 
 use crate::world::{
-    GOOD, OK, World, at, dial, get, in_impatient_world, in_world, refused_via, was_reset,
+    GOOD, OK, World, at, dial, get, in_impatient_world, in_world, in_world_with, refused_via,
+    was_reset,
 };
 
 async fn source(size: usize) {
@@ -159,27 +160,30 @@ fn slow_loris_client() {
 
 #[test]
 fn many_connections_at_once() {
-    in_world(|world| async move {
-        world.zone.address("good.test", GOOD);
-        let _server = world.server(at(GOOD, 80), OK).await;
-        let moat = world.allowing(&["good.test"]).await;
-        let answered = world
-            .in_box(|| {
-                let ask = b"GET / HTTP/1.1\r\nHost: good.test\r\n\r\n";
-                let mut streams: Vec<_> = (0..300)
-                    .map(|_| {
-                        let mut stream = dial(at(GOOD, 80)).unwrap();
-                        stream.write_all(ask).unwrap();
-                        stream
-                    })
-                    .collect();
-                streams
-                    .iter_mut()
-                    .filter_map(|stream| stream.read_exact(&mut [0; 20]).ok())
-                    .count()
-            })
-            .await;
-        assert_eq!(answered, 300);
-        assert_eq!(moat.traffic().connections, 300);
-    });
+    in_world_with(
+        |config| config.most_connections = 1000,
+        |world| async move {
+            world.zone.address("good.test", GOOD);
+            let _server = world.server(at(GOOD, 80), OK).await;
+            let moat = world.allowing(&["good.test"]).await;
+            let answered = world
+                .in_box(|| {
+                    let ask = b"GET / HTTP/1.1\r\nHost: good.test\r\n\r\n";
+                    let mut streams: Vec<_> = (0..300)
+                        .map(|_| {
+                            let mut stream = dial(at(GOOD, 80)).unwrap();
+                            stream.write_all(ask).unwrap();
+                            stream
+                        })
+                        .collect();
+                    streams
+                        .iter_mut()
+                        .filter_map(|stream| stream.read_exact(&mut [0; 20]).ok())
+                        .count()
+                })
+                .await;
+            assert_eq!(answered, 300);
+            assert_eq!(moat.traffic().connections, 300);
+        },
+    );
 }

@@ -225,7 +225,9 @@ fn lay_cable(here: &OwnedFd) {
     use std::os::fd::AsRawFd;
     let (pid, descriptor) = (std::process::id(), here.as_raw_fd());
     run("ip link add world type veth peer name out");
-    run(&format!("ip link set out netns /proc/{pid}/fd/{descriptor}"));
+    run(&format!(
+        "ip link set out netns /proc/{pid}/fd/{descriptor}"
+    ));
     run("ip addr add 100.64.9.2/30 dev world");
     run("ip -6 addr add fd77::2/64 dev world nodad");
     run("ip link set world up");

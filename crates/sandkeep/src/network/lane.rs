@@ -19,7 +19,9 @@ impl Lane {
             .on_thread_start(step_back)
             .build()
             .map_err(|error| {
-                Error::host_not_ready(format!("the threads of the moat cannot be started: {error}"))
+                Error::host_not_ready(format!(
+                    "the threads of the moat cannot be started: {error}"
+                ))
             })?;
         Ok(Self(Some(runtime)))
     }

@@ -76,19 +76,19 @@ pub async fn network(
                 tracing::warn!("{NOT_TOLD}");
             }
             Some(Moat::new(MoatConfig {
-            upstream_dns: upstream(&settings.dns),
-            allow_private: settings.allow_private.clone(),
-            hooks: witness,
-            inside: Some(Arc::new(InsideDesk::new(Some(identities)))),
-            interceptor: Some(Arc::new(interceptor)),
-            authority_seed,
-            never: cluster(),
-            most_connections: settings.connections,
-            most_in_all: room.connections,
-            memory: Some(room.memory),
-            runtime: room.runtime,
-            ..MoatConfig::default()
-        }))
+                upstream_dns: upstream(&settings.dns),
+                allow_private: settings.allow_private.clone(),
+                hooks: witness,
+                inside: Some(Arc::new(InsideDesk::new(Some(identities)))),
+                interceptor: Some(Arc::new(interceptor)),
+                authority_seed,
+                never: cluster(),
+                most_connections: settings.connections,
+                most_in_all: room.connections,
+                memory: Some(room.memory),
+                runtime: room.runtime,
+                ..MoatConfig::default()
+            }))
         }
         Err(error) if settings.standing == Profile::AirGapped => {
             tracing::warn!(%error, "boxes have no network on this host");
