@@ -240,9 +240,9 @@ impl Limiter {
         self.budget.place(self.active())
     }
 
-    /// How long to rest after having refused something.
-    pub fn after_refusal(&self) -> Duration {
-        lock(&self.refusals).overdraw(1.0, REFUSALS_PER_SECOND)
+    /// How long to rest after having refused so many.
+    pub fn after_refusals(&self, count: usize) -> Duration {
+        lock(&self.refusals).overdraw(count as f64, REFUSALS_PER_SECOND)
     }
 
     /// How long to rest after having taken so many datagrams.

@@ -9,7 +9,7 @@ use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
     runtime::Handle,
     sync::{Semaphore, watch},
-    time::{Interval, MissedTickBehavior, interval, sleep},
+    time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
 use tokio_util::task::AbortOnDropHandle;
@@ -17,7 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     denials::Denial,
     dns::{self, Names, Resolver, UpstreamDns},
-    edge::{self, Edge, Listeners, Plan, Refusals},
+    edge::{self, Edge, Heard, Listeners, Plan, Refusals},
     hooks::{Hooks, Inside, Interceptor, NoHooks},
     limits::{Bounds, Budget},
     memory::Memory,
@@ -392,13 +392,16 @@ async fn serve(state: Arc<BoxState>, sockets: Sockets) {
     let mut own_changed = state.shared.own_changed.subscribe();
     let mut sweeps = slow_interval(SWEPT_EVERY);
     let mut trouble = Trouble::default();
+    let mut refusals_after = Instant::now();
     loop {
         let outcome = tokio::select! {
             accepted = tcp.accept() => take(&state, accepted).await,
             accepted = accept_or_never(v6) => take(&state, accepted).await,
             done = dns::datagrams(&state, udp) => done,
             done = datagrams_or_never(&state, v6) => done,
-            done = refusals_or_never(&state, sockets.refusals.as_ref()) => done,
+            heard = refusals_or_never(refusals_after, sockets.refusals.as_ref()) => {
+                heard.map(|heard| refusals_after = Instant::now() + note_refusals(&state, heard))
+            }
             Ok(()) = own_changed.changed() => {
                 state.renew_rules();
                 Ok(())
@@ -426,7 +429,7 @@ fn slow_interval(every: Duration) -> Interval {
 #[derive(Default)]
 struct Trouble {
     in_a_row: u32,
-    told: Option<tokio::time::Instant>,
+    told: Option<Instant>,
 }
 
 impl Trouble {
@@ -436,7 +439,7 @@ impl Trouble {
 
     async fn rest(&mut self, state: &BoxState, error: &io::Error) {
         if self.told.is_none_or(|told| told.elapsed() > TOLD_EVERY) {
-            self.told = Some(tokio::time::Instant::now());
+            self.told = Some(Instant::now());
             tracing::warn!(box_id = %state.id, %error, "the moat could not take up what a box sent; this is not told again for a minute");
         }
         self.in_a_row = self.in_a_row.saturating_add(1);
@@ -461,23 +464,31 @@ async fn datagrams_or_never(state: &Arc<BoxState>, pair: Option<&Pair>) -> io::R
     }
 }
 
-/// What the kernel refused with its first packet is a refusal like any other.
+/// What the kernel refused with its first packet, not before `after`.
 async fn refusals_or_never(
-    state: &BoxState,
+    after: Instant,
     refusals: Option<&AsyncFd<Refusals>>,
-) -> io::Result<()> {
+) -> io::Result<Heard> {
     let Some(refusals) = refusals else {
         return std::future::pending().await;
     };
+    sleep_until(after).await;
     let mut ready = refusals.readable().await?;
-    let refused: Vec<SocketAddr> = match ready.try_io(|refusals| refusals.get_ref().take_up()) {
-        Ok(refused) => refused?,
-        Err(_would_block) => return Ok(()),
-    };
-    for to in refused {
+    match ready.try_io(|refusals| refusals.get_ref().take_up()) {
+        Ok(heard) => heard,
+        Err(_would_block) => Ok(Heard::default()),
+    }
+}
+
+/// They are refusals like any other. Says how long not to listen: a flood of them takes no more of
+/// the server than so much, and what comes meanwhile is counted.
+fn note_refusals(state: &BoxState, heard: Heard) -> Duration {
+    let count = heard.refused.len();
+    for to in heard.refused {
         state.refused_at_once(to);
     }
-    Ok(())
+    state.refused_unseen(heard.lost);
+    state.limiter.after_refusals(count)
 }
 
 async fn take(

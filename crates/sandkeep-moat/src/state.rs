@@ -274,15 +274,12 @@ impl BoxState {
         };
         let named = lock(&self.names).opening(to.ip());
         // A name tells more than its address, where one was looked up.
-        let by_name = named
+        let decision = named
             .iter()
             .filter(|_| self.guard().refuses(to.ip()).is_none())
-            .map(|name| (name.clone(), decide(name)))
-            .find(|(_, decision)| !decision.is_allowed());
-        let (host, decision) = by_name.unwrap_or_else(|| {
-            let decision = decide(&host);
-            (host, decision)
-        });
+            .map(decide)
+            .find(|decision| !decision.is_allowed())
+            .unwrap_or_else(|| decide(&host));
         let (why, hint) = match decision {
             Decision::Deny { why, hint } => (why, hint),
             Decision::Allow { .. } => (
@@ -317,6 +314,14 @@ impl BoxState {
         if let Some(denial) = report {
             tracing::debug!(box_id = %self.id, host = %denial.host, port = denial.port, why = %denial.why, "refused");
             self.shared.hooks.denial(&self.id, &denial);
+        }
+    }
+
+    /// So many more were refused than could be told one by one.
+    pub fn refused_unseen(&self, count: u64) {
+        if count > 0 {
+            self.traffic.denied_unseen(count);
+            self.shared.hooks.refused_unseen(&self.id, count);
         }
     }
 

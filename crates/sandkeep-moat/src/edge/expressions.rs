@@ -231,15 +231,6 @@ pub fn was_diverted(messages: &mut Messages) {
     compare(messages, NOT_EQUAL, &[0; 4]);
 }
 
-/// At most so many in a second, after as many at once as `burst`.
-pub fn at_most(messages: &mut Messages, per_second: u64, burst: u32) {
-    expression(messages, "limit", |m| {
-        m.attribute(1, &per_second.to_be_bytes());
-        m.attribute(2, &1_u64.to_be_bytes());
-        m.number(3, burst);
-    });
-}
-
 /// Tells whoever listens to this group about the packet.
 pub fn log_to(messages: &mut Messages, group: u16, bytes: u32) {
     expression(messages, "log", |m| {

@@ -30,7 +30,7 @@ use self::{
 pub use addresses::{BOX_V4, BOX_V6, INSIDE_V4};
 pub use control::Control;
 pub use plan::{Kinds, Plan};
-pub use refusals::Refusals;
+pub use refusals::{Heard, Refusals};
 
 /// Above the range programs get their own ports from, so that it is rarely in use.
 const FIRST_PORT: u16 = 61_613;
@@ -144,7 +144,7 @@ fn no_listeners(error: io::Error) -> Error {
 #[allow(clippy::needless_pass_by_value)] // for map_err
 fn no_rules(error: io::Error) -> Error {
     Error::host_not_ready(format!("the packet rules of the moat were refused: {error}"))
-        .hint("the kernel needs nf_tables with inet, nat, redirect, reject, limit, ct, and sets; without them sandboxes have no network")
+        .hint("the kernel needs nf_tables with inet, nat, redirect, reject, ct and sets; without them sandboxes have no network")
 }
 
 /// A program of the box may hold a port, on purpose or not: take the next one.

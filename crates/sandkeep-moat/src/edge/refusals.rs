@@ -4,6 +4,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use super::{
@@ -16,25 +17,45 @@ const PACKET: u16 = SUBSYSTEM_LOG;
 const CONFIG: u16 = SUBSYSTEM_LOG | 1;
 const BIND: u8 = 1;
 const COPY_PACKET: u8 = 2;
+const NUMBERED: u16 = 1;
 const PAYLOAD: u16 = 9;
 /// Before the attributes of a message of this kind.
 const FIXED: usize = 4;
-/// What was not read by then is lost; it is counted in the rules, too.
-const KEPT: i32 = 64 * 1024;
+const SEQUENCE: u16 = 12;
+/// The kernel gathers so many, for at most this many hundredths of a second.
+const GATHERED: u32 = 32;
+const GATHERED_FOR: u32 = 1;
+/// What was not read by then is lost, and counted by the numbers that are missing.
+const KEPT: i32 = 256 * 1024;
+/// Reads in one go.
+const READS: usize = 16;
 
 /// Hears of refused connections in one namespace.
 #[derive(Debug)]
-pub struct Refusals(NetlinkSocket);
+pub struct Refusals {
+    socket: NetlinkSocket,
+    /// The number of the next one, if none is lost.
+    next: AtomicU32,
+}
+
+/// What was heard in one go.
+#[derive(Debug, Default)]
+pub struct Heard {
+    /// Where they wanted to go.
+    pub refused: Vec<SocketAddr>,
+    /// Those of which no more is known.
+    pub lost: u64,
+}
 
 impl AsRawFd for Refusals {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.socket.as_raw_fd()
     }
 }
 
 impl AsFd for Refusals {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
@@ -54,28 +75,50 @@ impl Refusals {
         let mut mode = LOGGED_BYTES.to_be_bytes().to_vec();
         mode.extend([COPY_PACKET, 0]);
         messages.attribute(2, &mode);
-        // Told one by one, and at once.
-        messages.number(5, 1);
+        messages.number(5, GATHERED);
+        messages.number(4, GATHERED_FOR);
+        messages.attribute(6, &NUMBERED.to_be_bytes());
         messages.send_on(&socket)?;
-        Ok(Self(socket))
+        Ok(Self {
+            socket,
+            next: AtomicU32::new(0),
+        })
     }
 
-    /// Where the refused connections of one read wanted to go; `WouldBlock` when there are none.
-    pub fn take_up(&self) -> io::Result<Vec<SocketAddr>> {
-        let mut refused = Vec::new();
-        let read = self.0.take_up(|kind, body| {
-            if kind == PACKET
-                && let Some((_, rest)) = body.split_at_checked(FIXED)
-                && let Some((_, packet)) = attributes(rest).find(|(kind, _)| *kind == PAYLOAD)
-            {
-                refused.extend(destination(packet));
+    /// What has come; `WouldBlock` when nothing has.
+    pub fn take_up(&self) -> io::Result<Heard> {
+        let mut heard = Heard::default();
+        for read in 0..READS {
+            let outcome = self.socket.take_up(|kind, body| {
+                if kind == PACKET
+                    && let Some((_, message)) = body.split_at_checked(FIXED)
+                {
+                    self.count(message, &mut heard);
+                }
+            });
+            match outcome {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && read > 0 => break,
+                // Some were lost in a flood; the next number tells how many.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(error) => return Err(error),
             }
-        });
-        match read {
-            // Some were lost in a flood; there is nothing to tell about them.
-            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(refused),
-            Err(error) => Err(error),
-            Ok(()) => Ok(refused),
+        }
+        Ok(heard)
+    }
+
+    fn count(&self, message: &[u8], heard: &mut Heard) {
+        let found = |wanted| attributes(message).find(|(kind, _)| *kind == wanted);
+        if let Some((_, number)) = found(SEQUENCE)
+            && let Ok(number) = <[u8; 4]>::try_from(number)
+        {
+            let number = u32::from_be_bytes(number);
+            let expected = self.next.swap(number.wrapping_add(1), Ordering::Relaxed);
+            heard.lost += u64::from(number.wrapping_sub(expected));
+        }
+        match found(PAYLOAD).and_then(|(_, packet)| destination(packet)) {
+            Some(to) => heard.refused.push(to),
+            None => heard.lost += 1,
         }
     }
 }

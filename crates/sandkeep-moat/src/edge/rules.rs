@@ -41,9 +41,6 @@ use crate::policy::{Addresses, Ranges};
 pub const LOG_GROUP: u16 = 1;
 /// Enough of a packet to see where it wanted to go.
 pub const LOGGED_BYTES: u32 = 128;
-/// More refusals than this are not told one by one.
-const LOGGED_PER_SECOND: u64 = 20;
-const LOGGED_AT_ONCE: u32 = 64;
 /// Addresses of each family that may be given out at the same time.
 pub const MOST_GIVEN: u32 = 1024;
 
@@ -461,7 +458,6 @@ fn close(m: &mut Messages, ground: Ground) {
         rule(m, CLOSE, |m| {
             e::is_tcp(m);
             e::is_syn(m);
-            e::at_most(m, LOGGED_PER_SECOND, LOGGED_AT_ONCE);
             e::log_to(m, LOG_GROUP, LOGGED_BYTES);
         });
     }

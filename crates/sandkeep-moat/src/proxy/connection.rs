@@ -69,7 +69,7 @@ pub(super) fn reset(socket: &TcpStream) {
 pub fn take_on(state: &Arc<BoxState>, stream: TcpStream) -> Option<Duration> {
     let refused = |stream: &TcpStream| {
         reset(stream);
-        Some(state.limiter.after_refusal()).filter(|pause| !pause.is_zero())
+        Some(state.limiter.after_refusals(1)).filter(|pause| !pause.is_zero())
     };
     let Ok(to) = original_destination(&stream) else {
         return refused(&stream);

@@ -127,7 +127,9 @@ fn slow_loris_client() {
         world.zone.address("good.test", GOOD);
         let server = world.server(at(GOOD, 80), OK).await;
         let moat = world.allowing(&["good.test"]).await;
-        for start in ["G", "GET / HTTP/1.1\r\nHost: good.test\r\nX-", ""] {
+        // One that says nothing waits for the server, which may speak first: its address was given
+        // for an allowed name, or it would not have begun.
+        for start in ["G", "GET / HTTP/1.1\r\nHost: good.test\r\nX-"] {
             let outcome = world
                 .in_box(move || {
                     let mut stream = dial(at(GOOD, 80)).unwrap();
@@ -142,7 +144,7 @@ fn slow_loris_client() {
                             Ok(1..) => {}
                             Ok(0) | Err(_) => return true,
                         }
-                        if !start.is_empty() && stream.write_all(b"a").is_err() {
+                        if stream.write_all(b"a").is_err() {
                             return true;
                         }
                     }

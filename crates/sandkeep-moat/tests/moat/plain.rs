@@ -213,7 +213,7 @@ fn an_unfinished_line_is_no_way_round_the_host() {
                 let mut stream = dial(at(GOOD, 80)).unwrap();
                 stream.write_all(b"GET / HT")?;
                 // Longer than a server that speaks first is waited for.
-                std::thread::sleep(std::time::Duration::from_millis(150));
+                std::thread::sleep(Duration::from_millis(150));
                 stream.write_all(b"TP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n")?;
                 let mut answer = String::new();
                 stream.read_to_string(&mut answer).map(|_| answer)
@@ -234,7 +234,7 @@ fn a_late_client_is_decided_by_what_it_says() {
         let late = |host: &'static str| {
             move || {
                 let mut stream = dial(at(GOOD, 80)).unwrap();
-                std::thread::sleep(std::time::Duration::from_millis(150));
+                std::thread::sleep(Duration::from_millis(150));
                 stream.write_all(get(host).as_bytes()).unwrap();
                 let mut answer = String::new();
                 stream.read_to_string(&mut answer).unwrap();

@@ -8,7 +8,7 @@ use std::{
 };
 
 use hickory_proto::rr::RecordType;
-use sandkeep_moat::{AttachSpec, BoxMoat, Via, policy::Policy};
+use sandkeep_moat::{AttachSpec, BoxMoat, Denial, Via, policy::Policy};
 use sandkeep_model::SandboxId;
 use serde_json::json;
 
@@ -99,8 +99,12 @@ fn an_address_opens_with_the_answer_for_an_allowed_name_and_only_its_ports() {
                 refused(&world, at(GOOD, port)).await;
             }
         }
-        // The denial names the name: that is what a policy needs.
-        told(&moat, "good.test").await;
+        // The reason names the name: that is what a policy needs.
+        told(&moat, GOOD).await;
+        let named = |denial: &Denial| denial.why.contains("good.test is allowed, but not on port");
+        while !moat.denials().iter().any(named) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         refused(&world, at(GOOD_V6, 443)).await;
         world.ask("six.test", RecordType::AAAA).await;
         begins(&world, at(GOOD_V6, 443)).await;
@@ -341,5 +345,26 @@ fn what_is_asked_of_ourselves_and_dns_over_tcp_go_on() {
             "nothing is served there in this test: {answer:?}"
         );
         drop(moat);
+    });
+}
+
+#[test]
+fn a_flood_of_refusals_is_counted_to_the_last() {
+    const COUNT: u64 = 3000;
+    in_world(|world| async move {
+        let moat = world.attach(Policy::air_gapped()).await;
+        world
+            .in_box(|| {
+                for _ in 0..COUNT {
+                    assert!(TcpStream::connect_timeout(&at(EVIL, 443), LONG).is_err());
+                }
+            })
+            .await;
+        // What is told last tells of all that were lost before it.
+        while moat.traffic().denied < COUNT {
+            refused(&world, at(EVIL, 443)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(moat.denials().len(), 1);
     });
 }
