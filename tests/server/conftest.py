@@ -40,7 +40,7 @@ def outside(tmp_path_factory):
 @pytest.fixture(scope="module")
 def moated(server, outside):
     """A server that knows the outside, in place of the one of the whole run."""
-    with in_place_of(server, "--pool-size", "0", *outside.flags()) as own:
+    with in_place_of(server, "--pool-size", "0", *outside.flags(), where=outside.where()) as own:
         yield own
 
 

@@ -1,5 +1,6 @@
-"""A small outside world for boxes: an address of our own on this host, a DNS server that knows a few
-names, an HTTP server that notes who called. The address is from a range nobody routes."""
+"""A small outside world for boxes, in a network namespace of its own: a DNS server that knows a few
+names, HTTP servers that note who called. The server under test runs at the other end of a cable to it,
+in a second namespace: it reaches no address of its own machine."""
 
 from __future__ import annotations
 
@@ -7,14 +8,19 @@ import contextlib
 import http.server
 import socket
 import struct
-import subprocess
+import os
 import threading
 import time
 from pathlib import Path
 
+from servers import in_namespace
+from world import inside, ip, new_namespace
+
 RANGE = "198.18.77.0/24"
 ADDRESS = "198.18.77.1"
-# On this host, but in no range the operator opened.
+RESOLVER = "198.18.77.53"
+HERE, THERE = "198.18.76.1", "198.18.76.2"
+# There, but in no range the operator opened.
 CLOSED = "10.77.77.77"
 NAMES = {
     "good.sandkeep.test": ADDRESS,
@@ -29,8 +35,7 @@ class Dns(threading.Thread):
     def __init__(self):
         super().__init__(daemon=True)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind(("127.0.0.1", 0))
-        self.port = self.socket.getsockname()[1]
+        self.socket.bind((RESOLVER, 53))
         self.asked: list[str] = []
 
     def run(self):
@@ -106,24 +111,43 @@ class Web:
 class Outside:
     def __init__(self, directory: Path):
         self.directory = directory
-        self.addresses = [ADDRESS, CLOSED]
-        for address in self.addresses:
-            subprocess.run(["ip", "address", "replace", f"{address}/32", "dev", "lo"], check=True)
+        self.here, self.there = new_namespace(), new_namespace()
+        inside(self.here, self.lay_cable)
+        inside(self.there, self.other_end)
+        inside(self.here, lambda: ip("route", "add", "default", "via", THERE))
         (directory / "hello.txt").write_text("hello from outside\n")
-        self.web = Web(ADDRESS, directory)
-        self.hidden = Web(CLOSED, directory)
-        self.dns = Dns()
+        self.web = inside(self.there, lambda: Web(ADDRESS, directory))
+        self.hidden = inside(self.there, lambda: Web(CLOSED, directory))
+        self.dns = inside(self.there, Dns)
         self.dns.start()
+
+    def lay_cable(self):
+        ip("link", "set", "lo", "up")
+        ip("link", "add", "way-out", "type", "veth", "peer", "name", "outside")
+        ip("link", "set", "outside", "netns", f"/proc/{os.getpid()}/fd/{self.there}")
+        ip("address", "add", f"{HERE}/30", "dev", "way-out")
+        ip("link", "set", "way-out", "up")
+
+    def other_end(self):
+        ip("link", "set", "lo", "up")
+        ip("address", "add", f"{THERE}/30", "dev", "outside")
+        ip("link", "set", "outside", "up")
+        for address in (ADDRESS, CLOSED, RESOLVER):
+            ip("address", "add", f"{address}/32", "dev", "lo")
+
+    def where(self):
+        """For a server of this outside, and whoever talks to that."""
+        return in_namespace(self.here)
 
     def url(self, host: str = "good.sandkeep.test", path: str = "/hello.txt") -> str:
         return f"http://{host}:{self.web.port}{path}"
 
     def flags(self) -> list[str]:
-        return ["--dns", f"127.0.0.1:{self.dns.port}", "--allow-private", RANGE]
+        return ["--dns", f"{RESOLVER}:53", "--allow-private", RANGE]
 
     def close(self):
         self.web.close()
         self.hidden.close()
         self.dns.socket.close()
-        for address in self.addresses:
-            subprocess.run(["ip", "address", "del", f"{address}/32", "dev", "lo"], check=False)
+        os.close(self.here)
+        os.close(self.there)

@@ -17,7 +17,7 @@ CURL = ["curl", "-sS", "--max-time", "30"]
 @pytest.fixture(scope="module")
 def watched(server, outside):
     """A server that knows the outside, in place of the one of the whole run."""
-    with in_place_of(server, "--pool-size", "1", "--audit-file-size", "64KiB", *outside.flags()) as own:
+    with in_place_of(server, "--pool-size", "1", "--audit-file-size", "64KiB", *outside.flags(), where=outside.where()) as own:
         yield own
 
 

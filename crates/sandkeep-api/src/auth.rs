@@ -36,6 +36,11 @@ pub(crate) async fn require_key(
     next.run(request).await
 }
 
+/// Whether whoever sent these has the key.
+pub fn has_key(headers: &HeaderMap, key: &Secret) -> bool {
+    given(headers).is_some_and(|given| key.matches(given))
+}
+
 fn check(headers: &HeaderMap, key: &Secret) -> Result<()> {
     let Some(given) = given(headers) else {
         return Err(

@@ -21,6 +21,7 @@ mod secrets;
 mod state;
 mod v1;
 
+pub use auth::has_key;
 pub use openapi::document as openapi_document;
 pub use router::router;
 pub use state::{ApiState, MetricsText};

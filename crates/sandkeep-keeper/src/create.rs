@@ -388,7 +388,9 @@ impl Core {
             }
             Origin::Point(point) if point.has_memory() => {
                 // Compared when the box was planned.
-                (disk?, Some(self.image_in(point).await?))
+                let image = self.image_in(point).await?;
+                entry.reach.comes_from(&point.id);
+                (disk?, Some(image))
             }
             Origin::Point(_) | Origin::Template(_) => (disk?, None),
         };

@@ -9,7 +9,7 @@ use sandkeep_moat::{
     AttachSpec, BoxMoat, ConnectionRecord, Denial, Hooks, Moat, Traffic,
     policy::{Policy, Source},
 };
-use sandkeep_model::{Code, Error, EventKind, Result, SandboxId, State};
+use sandkeep_model::{Code, Error, EventKind, PointId, Result, SandboxId, State};
 use tokio::{
     sync::broadcast::{self, error::RecvError},
     time::Instant,
@@ -79,6 +79,8 @@ pub struct Reach {
     egress: Mutex<Arc<Egress>>,
     /// `None` before it is attached, after it ended, and where there can be no moat.
     moat: Mutex<Option<BoxMoat>>,
+    /// The point whose memory it is started from; what it was told about names then counts on.
+    from_point: Mutex<Option<PointId>>,
     events: Mutex<Budget>,
     /// What it had moved when somebody asked last.
     moved: AtomicU64,
@@ -89,6 +91,7 @@ impl Reach {
         Self {
             egress: Mutex::new(Arc::new(egress)),
             moat: Mutex::default(),
+            from_point: Mutex::default(),
             events: Mutex::new(Budget::full()),
             moved: AtomicU64::new(0),
         }
@@ -152,6 +155,18 @@ impl Reach {
         }
     }
 
+    /// The next time it is attached it comes from the memory of this point.
+    pub fn comes_from(&self, point: &PointId) {
+        *lock(&self.from_point) = Some(point.clone());
+    }
+
+    /// Keeps with a point what the box was told about names.
+    pub fn keep_at(&self, point: &PointId) {
+        if let Some(moat) = &*lock(&self.moat) {
+            moat.keep_at(point.as_str());
+        }
+    }
+
     /// Nothing gets out of the box from here on.
     pub fn close(&self) {
         lock(&self.moat).take();
@@ -209,13 +224,16 @@ impl Core {
             return Ok(());
         };
         let egress = entry.reach.egress();
+        let from_point = lock(&entry.reach.from_point).clone();
         let spec = AttachSpec {
             id: entry.id.clone(),
             netns: entry.ward.netns(&entry.id).await?,
             policy: egress.policy.clone(),
             bindings: egress.credentials.clone(),
+            from_point: from_point.map(|point| point.to_string()),
         };
         let attached = moat.attach(spec).await?;
+        lock(&entry.reach.from_point).take();
         *lock(&entry.reach.moat) = Some(attached);
         Ok(())
     }

@@ -81,6 +81,9 @@ impl Core {
             return Ok(());
         }
         self.registry.remove(&entry.id);
+        if let Some(moat) = &self.config.network.moat {
+            moat.forget(&entry.id);
+        }
         if self.registry.len() + 1 == self.config.max_boxes {
             // The server was full: the pool may have found no room.
             self.pool.nudge();

@@ -55,6 +55,9 @@ pub trait Hooks: Send + Sync {
     /// Every refusal by itself, also what [`Hooks::denial`] is not told of.
     fn refused(&self, _id: &SandboxId, _denial: &Denial) {}
 
+    /// So many refusals, of which no more is known: they came faster than they are looked at.
+    fn refused_unseen(&self, _id: &SandboxId, _count: u64) {}
+
     /// Waited for before a connection is looked at: a log that can not keep up holds new
     /// connections back here. `None`: there is room.
     fn room(&self) -> Option<BoxFuture<'_, ()>> {

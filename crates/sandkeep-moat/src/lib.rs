@@ -13,7 +13,9 @@ mod hooks;
 mod inside;
 mod intercept;
 mod limits;
+mod memory;
 mod moat;
+mod own;
 mod probe;
 mod profiles;
 mod proxy;
@@ -29,7 +31,7 @@ pub use hooks::{
 pub use inside::InsideDesk;
 pub use intercept::{InterceptConfig, NoSecrets, SecretSource, SecretUse, TlsInterceptor, Trust};
 pub use moat::{AttachSpec, BoxMoat, Moat, MoatConfig};
-pub use probe::probe;
+pub use probe::{Able, probe};
 pub use profiles::{NamedProfile, ProfileVersion, Profiles};
 pub use proxy::{BoxStream, DialError, Hello, Intercepted, Wayout, parse_client_hello, refusal};
 pub use state::{BoxView, Patience, Why};

@@ -65,35 +65,107 @@ pub enum Charge {
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     pub most_connections: u32,
+    /// To `sandkeep.internal` and 169.254.169.254.
+    pub most_inside: u32,
     pub dns_per_second: u32,
 }
+
+/// Connections a box may have however many others have, while there are any left.
+const FAIR: u32 = 16;
+
+/// The connections of all boxes together: each takes descriptors and memory of the server.
+#[derive(Debug)]
+pub struct Budget {
+    most: u32,
+    used: AtomicU32,
+}
+
+impl Budget {
+    pub fn new(most: u32) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            used: AtomicU32::new(0),
+        })
+    }
+
+    /// A place for one more connection of a box that has `own` already. When three quarters are
+    /// taken, those who have many get no more, so that the others still get some.
+    pub fn place(self: &Arc<Self>, own: u32) -> Option<PlaceTaken> {
+        let most = if own < FAIR {
+            self.most
+        } else {
+            self.most - self.most / 4
+        };
+        let before = self.used.fetch_add(1, Ordering::Relaxed);
+        // Given back at once when there was none.
+        let place = PlaceTaken(Arc::clone(self));
+        (before < most).then_some(place)
+    }
+
+    pub fn used(&self) -> u32 {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+/// Given back when dropped.
+#[derive(Debug)]
+pub struct PlaceTaken(Arc<Budget>);
+
+impl Drop for PlaceTaken {
+    fn drop(&mut self) {
+        self.0.used.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How often a box is told no by us: each no costs the server a little. Beyond this its loop
+/// rests, and what it sends waits in the kernel or is dropped there.
+const REFUSALS_PER_SECOND: f64 = 200.0;
+const DATAGRAMS_PER_SECOND: f64 = 2000.0;
 
 #[derive(Debug)]
 pub struct Limiter {
     bounds: Bounds,
+    budget: Arc<Budget>,
     active: AtomicU32,
+    inside: AtomicU32,
     used: AtomicU64,
     connections: Mutex<Bucket>,
     bytes: Mutex<Bucket>,
     dns: Mutex<Bucket>,
+    refusals: Mutex<Bucket>,
+    datagrams: Mutex<Bucket>,
 }
 
 /// One connection counted; given back when dropped.
 #[derive(Debug)]
-pub struct Permit(Arc<Limiter>);
+pub struct Permit {
+    limiter: Arc<Limiter>,
+    of: Counted,
+    _place: PlaceTaken,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Counted {
+    Outside,
+    Inside,
+}
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.active.fetch_sub(1, Ordering::Relaxed);
+        self.limiter.count(self.of).fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Limiter {
-    pub fn new(limits: &EgressLimits, bounds: Bounds) -> Self {
+    pub fn new(limits: &EgressLimits, bounds: Bounds, budget: Arc<Budget>) -> Self {
         let rate = |value: Option<f64>| Mutex::new(Bucket::new(value.unwrap_or(0.0)));
         Self {
             bounds,
+            budget,
             active: AtomicU32::new(0),
+            inside: AtomicU32::new(0),
+            refusals: rate(Some(REFUSALS_PER_SECOND)),
+            datagrams: rate(Some(DATAGRAMS_PER_SECOND)),
             used: AtomicU64::new(0),
             connections: rate(limits.new_connections_per_second.map(f64::from)),
             bytes: rate(limits.bytes_per_second.map(|rate| rate as f64)),
@@ -122,18 +194,60 @@ impl Limiter {
         let most = limits
             .concurrent_connections
             .map_or(bound, |own| own.min(bound));
-        let before = self.active.fetch_add(1, Ordering::Relaxed);
-        // Given back also when one of the checks below fails.
-        let permit = Permit(Arc::clone(self));
-        if before >= most {
-            return Err(format!("this box has {most} connections open already"));
-        }
+        let permit = self.counted(Counted::Outside, most)?;
         if let Some(rate) = limits.new_connections_per_second
             && !lock(&self.connections).take_one(rate.into())
         {
             return Err(format!("this box may open {rate} connections in a second"));
         }
         Ok(permit)
+    }
+
+    /// One to ourselves.
+    pub fn inside(self: &Arc<Self>) -> Result<Permit, String> {
+        self.counted(Counted::Inside, self.bounds.most_inside)
+    }
+
+    fn count(&self, of: Counted) -> &AtomicU32 {
+        match of {
+            Counted::Outside => &self.active,
+            Counted::Inside => &self.inside,
+        }
+    }
+
+    fn counted(self: &Arc<Self>, of: Counted, most: u32) -> Result<Permit, String> {
+        let own = self.active() + self.inside.load(Ordering::Relaxed);
+        let Some(place) = self.budget.place(own) else {
+            return Err(
+                "the sandboxes of this server have as many connections open as it bears".to_owned(),
+            );
+        };
+        let before = self.count(of).fetch_add(1, Ordering::Relaxed);
+        // Given back also when the check fails.
+        let permit = Permit {
+            limiter: Arc::clone(self),
+            of,
+            _place: place,
+        };
+        if before >= most {
+            return Err(format!("this box has {most} connections open already"));
+        }
+        Ok(permit)
+    }
+
+    /// A place for what has no permit, like a query over TCP.
+    pub fn place(&self) -> Option<PlaceTaken> {
+        self.budget.place(self.active())
+    }
+
+    /// How long to rest after having refused so many.
+    pub fn after_refusals(&self, count: usize) -> Duration {
+        lock(&self.refusals).overdraw(count as f64, REFUSALS_PER_SECOND)
+    }
+
+    /// How long to rest after having taken so many datagrams.
+    pub fn after_datagrams(&self, count: usize) -> Duration {
+        lock(&self.datagrams).overdraw(count as f64, DATAGRAMS_PER_SECOND)
     }
 
     /// How many bytes of its policy the box has not had yet.
@@ -183,8 +297,13 @@ mod tests {
 
     const BOUNDS: Bounds = Bounds {
         most_connections: 10,
+        most_inside: 2,
         dns_per_second: 10,
     };
+
+    fn limiter(limits: &EgressLimits, budget: &Arc<Budget>) -> Arc<Limiter> {
+        Arc::new(Limiter::new(limits, BOUNDS, Arc::clone(budget)))
+    }
 
     #[test]
     fn bytes_beyond_the_rate_wait_and_beyond_the_total_end() {
@@ -193,7 +312,7 @@ mod tests {
             total_bytes: Some(10_000),
             ..EgressLimits::default()
         };
-        let limiter = Limiter::new(&limits, BOUNDS);
+        let limiter = limiter(&limits, &Budget::new(100));
         let begun = Instant::now();
         assert_eq!(limiter.charge(1000, &limits), Charge::Go);
         let Charge::Wait(wait) = limiter.charge(2000, &limits) else {
@@ -214,12 +333,42 @@ mod tests {
             concurrent_connections: Some(2),
             ..EgressLimits::default()
         };
-        let limiter = Arc::new(Limiter::new(&limits, BOUNDS));
+        let limiter = limiter(&limits, &Budget::new(100));
         let first = limiter.connection(&limits).unwrap();
         let _second = limiter.connection(&limits).unwrap();
         assert!(limiter.connection(&limits).is_err());
         drop(first);
         assert!(limiter.connection(&limits).is_ok());
         assert_eq!(limiter.active(), 1);
+    }
+    #[test]
+    fn connections_to_ourselves_are_counted_apart() {
+        let limits = EgressLimits::default();
+        let limiter = limiter(&limits, &Budget::new(100));
+        let held: Vec<_> = (0..2).map(|_| limiter.inside().unwrap()).collect();
+        assert!(limiter.inside().is_err());
+        assert!(limiter.connection(&limits).is_ok());
+        drop(held);
+        assert!(limiter.inside().is_ok());
+    }
+
+    #[test]
+    fn one_box_takes_no_place_that_another_needs() {
+        let limits = EgressLimits::default();
+        let budget = Budget::new(120);
+        let wide = Bounds {
+            most_connections: 1000,
+            ..BOUNDS
+        };
+        let greedy = Arc::new(Limiter::new(&limits, wide, Arc::clone(&budget)));
+        let held: Vec<_> = (0..1000)
+            .filter_map(|_| greedy.connection(&limits).ok())
+            .collect();
+        assert_eq!(held.len(), 90);
+        let late = limiter(&limits, &budget);
+        let own: Vec<_> = (0..10).map(|_| late.connection(&limits)).collect();
+        assert!(own.iter().all(Result::is_ok));
+        drop((held, own));
+        assert_eq!(budget.used(), 0);
     }
 }

@@ -1,17 +1,38 @@
 //! Whether this host can have a moat at all.
 
-use std::{fs::File, os::fd::OwnedFd, thread};
+use std::{collections::HashMap, fs::File, net::IpAddr, os::fd::OwnedFd, thread};
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use sandkeep_model::{Error, Result};
 use tokio::sync::oneshot;
 
-use crate::edge;
+use crate::{
+    edge::{self, Plan},
+    policy::{AddressGuard, Policy},
+};
 
-/// Makes an edge in a namespace of its own and lets it go again; the error says what is missing.
-pub async fn probe() -> Result<()> {
+/// What this host can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Able {
+    /// The kernel tells of connections it refuses with their first packet. Without it they are
+    /// refused all the same, but are not in the list of denials.
+    pub tells_refusals: bool,
+}
+
+/// Makes an edge with every kind of rule in a namespace of its own and lets it go again; the error
+/// says what is missing.
+pub async fn probe() -> Result<Able> {
+    let everything = serde_json::json!({
+        "default": "open", "deny": ["192.0.2.0/24"], "allow": ["192.0.2.7:22", "a.test:443"]
+    });
+    let policy = Policy::from_json(&everything)?;
+    let plan = Plan::of(&policy, &AddressGuard::default());
+    let given = HashMap::from([(IpAddr::from([192, 0, 2, 9]), 1)]);
     let namespace = fresh_namespace().await?;
-    edge::build(namespace).await.map(drop)
+    let edge = edge::build(namespace, plan, given).await?;
+    Ok(Able {
+        tells_refusals: edge.refusals.is_some(),
+    })
 }
 
 async fn fresh_namespace() -> Result<OwnedFd> {

@@ -1,8 +1,13 @@
 //! What is known of one box while it is attached.
 
 use std::{
-    net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -13,16 +18,21 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     denials::{Denial, Denials, Via},
-    dns::{Names, Resolver},
+    dns::{Given, Names, Resolver},
+    edge::{Control, Kinds, Plan},
     hooks::{Hooks, Inside, Interceptor},
     intercept::{Authority, BoxKeys},
-    limits::{Bounds, Limiter},
-    policy::{AddressGuard, Explanation, Host, Policy, explain},
+    limits::{Bounds, Budget, Limiter},
+    memory::Memory,
+    policy::{AddressGuard, Decision, Explanation, Host, Policy, Target, explain},
     traffic::{Counters, Traffic},
 };
 
-/// Queries of one box under way at the same time.
+/// Queries of one box under way at the same time, and connections that bring some.
 const DNS_AT_ONCE: usize = 64;
+const DNS_CONNECTIONS: usize = 16;
+/// Lines in the file of a box before it is written anew.
+const MOST_NOTED: usize = 4096;
 const LONGEST_REASON: usize = 1024;
 
 /// How long a box may take to say what it wants. No connection is held open by saying nothing.
@@ -34,6 +44,9 @@ pub struct Patience {
     pub decide_within: Duration,
     /// For the head of an HTTP request, and for the next one on a connection that is kept.
     pub head_within: Duration,
+    /// The same for requests to ourselves: they come from the same machine, and whoever asks
+    /// has its question ready.
+    pub inside_within: Duration,
 }
 
 impl Default for Patience {
@@ -42,6 +55,7 @@ impl Default for Patience {
             name_within: Duration::from_secs(2),
             decide_within: Duration::from_secs(10),
             head_within: Duration::from_secs(30),
+            inside_within: Duration::from_secs(2),
         }
     }
 }
@@ -56,7 +70,11 @@ pub(crate) struct Shared {
     pub inside: Option<Arc<dyn Inside>>,
     pub authority_seed: Option<Secret>,
     pub bounds: Bounds,
+    pub budget: Arc<Budget>,
+    pub memory: Option<Memory>,
     pub patience: Patience,
+    /// Told when the addresses of this machine are others.
+    pub own_changed: watch::Sender<()>,
 }
 
 #[derive(Debug)]
@@ -65,10 +83,14 @@ pub(crate) struct BoxState {
     pub shared: Arc<Shared>,
     policy: watch::Sender<Arc<Policy>>,
     names: Mutex<Names>,
+    /// Locked after `names`, never before.
+    control: Mutex<Control>,
+    noted: AtomicUsize,
     denials: Mutex<Denials>,
     pub traffic: Counters,
     pub limiter: Arc<Limiter>,
     pub dns_slots: Arc<Semaphore>,
+    pub dns_connections: Arc<Semaphore>,
     pub keys: BoxKeys,
     pub gone: CancellationToken,
     /// Connections of now end with it; there is a new one for those after.
@@ -86,18 +108,27 @@ pub(crate) struct Attempt {
 }
 
 impl BoxState {
-    pub fn new(id: SandboxId, shared: Arc<Shared>, policy: Policy) -> Self {
-        let limiter = Limiter::new(&policy.limits, shared.bounds);
+    pub fn new(
+        id: SandboxId,
+        shared: Arc<Shared>,
+        policy: Policy,
+        names: Names,
+        control: Control,
+    ) -> Self {
+        let limiter = Limiter::new(&policy.limits, shared.bounds, Arc::clone(&shared.budget));
         let gone = CancellationToken::new();
         Self {
             id,
             shared,
             policy: watch::Sender::new(Arc::new(policy)),
-            names: Mutex::default(),
+            names: Mutex::new(names),
+            control: Mutex::new(control),
+            noted: AtomicUsize::new(0),
             denials: Mutex::default(),
             traffic: Counters::default(),
             limiter: Arc::new(limiter),
             dns_slots: Arc::new(Semaphore::new(DNS_AT_ONCE)),
+            dns_connections: Arc::new(Semaphore::new(DNS_CONNECTIONS)),
             keys: BoxKeys::default(),
             open: Mutex::new(gone.child_token()),
             gone,
@@ -126,7 +157,21 @@ impl BoxState {
 
     pub fn set_policy(&self, policy: Policy) {
         self.limiter.restart(&policy.limits);
+        // First, so that what the kernel lets through by the new policy is decided by it.
         self.policy.send_replace(Arc::new(policy));
+        self.renew_rules();
+    }
+
+    /// Brings the rules of the kernel to what the policy and the machine's addresses are now.
+    pub fn renew_rules(&self) {
+        let names = lock(&self.names);
+        let mut control = lock(&self.control);
+        let plan = Plan::of(&self.policy(), self.guard());
+        let given = given_by(&plan, &names);
+        if let Err(error) = control.replace(plan, given) {
+            // The older rules stay, and the listeners decide by the new policy.
+            tracing::error!(box_id = %self.id, %error, "the packet rules of a sandbox could not be changed");
+        }
     }
 
     pub fn authority(&self) -> sandkeep_model::Result<Arc<Authority>> {
@@ -138,12 +183,117 @@ impl BoxState {
         &self.shared.guard
     }
 
-    pub fn remember(&self, address: IpAddr, name: &Host, ttl: Duration) {
-        lock(&self.names).remember(address, name, ttl);
+    /// The box is about to be told these addresses of a name. When this returns the kernel lets
+    /// connections to them begin, if a rule allows any to the name.
+    pub async fn tell(
+        self: &Arc<Self>,
+        name: &Host,
+        addresses: impl Iterator<Item = IpAddr>,
+        ttl: Duration,
+    ) -> io::Result<()> {
+        let news = {
+            let mut names = lock(&self.names);
+            let mut control = lock(&self.control);
+            let (mut news, mut wanted) = (Vec::new(), Vec::new());
+            for address in addresses {
+                let given = Given::by_answer(address, name, ttl);
+                let taken = names.take(given.clone());
+                wanted.extend(taken.gone.map(|gone| (gone, 0)));
+                wanted.push((address, kinds(control.plan(), &names, address)));
+                if taken.news {
+                    news.push(given);
+                }
+            }
+            control.give(&wanted)?;
+            news
+        };
+        self.note(news).await;
+        Ok(())
     }
 
+    /// Written down before it is told, so that a server killed right after it still knows it.
+    async fn note(self: &Arc<Self>, news: Vec<Given>) {
+        let Some(memory) = self.shared.memory.clone().filter(|_| !news.is_empty()) else {
+            return;
+        };
+        let state = Arc::clone(self);
+        let writing = tokio::task::spawn_blocking(move || {
+            let lines = state.noted.fetch_add(news.len(), Ordering::Relaxed) + news.len();
+            if lines < MOST_NOTED {
+                return memory.note(&state.id, &news);
+            }
+            state.noted.store(0, Ordering::Relaxed);
+            memory.rewrite(&state.id, &state.given())
+        });
+        if let Ok(Err(error)) = writing.await {
+            // It works all the same, until the server begins anew.
+            tracing::warn!(box_id = %self.id, %error, "what a sandbox was told about a name is not written down");
+        }
+    }
+
+    /// What the box was told and still counts.
+    pub fn given(&self) -> Vec<Given> {
+        lock(&self.names).all()
+    }
+
+    /// A connection went to this address.
+    pub fn used(&self, address: IpAddr) {
+        lock(&self.names).used(address);
+    }
+
+    /// Takes back what was given for its time.
+    pub fn sweep(&self) {
+        let mut names = lock(&self.names);
+        let mut control = lock(&self.control);
+        names.sweep();
+        let wanted: Vec<(IpAddr, Kinds)> = control
+            .given()
+            .into_iter()
+            .map(|address| (address, kinds(control.plan(), &names, address)))
+            .collect();
+        if let Err(error) = control.give(&wanted) {
+            tracing::warn!(box_id = %self.id, %error, "addresses whose time is over are still open");
+        }
+    }
+
+    /// The names that speak for an address where a connection names none.
     pub fn names_of(&self, address: IpAddr) -> Vec<Host> {
-        lock(&self.names).of(address)
+        lock(&self.names).speaking_for(address)
+    }
+
+    /// The kernel refused a connection with its first packet.
+    pub fn refused_at_once(&self, to: SocketAddr) {
+        let host = Host::from(to.ip());
+        let decide = |host: &Host| {
+            let target = Target {
+                host,
+                port: to.port(),
+                http: None,
+            };
+            self.policy().decide(&target, self.guard())
+        };
+        let named = lock(&self.names).opening(to.ip());
+        // A name tells more than its address, where one was looked up.
+        let decision = named
+            .iter()
+            .filter(|_| self.guard().refuses(to.ip()).is_none())
+            .map(decide)
+            .find(|decision| !decision.is_allowed())
+            .unwrap_or_else(|| decide(&host));
+        let (why, hint) = match decision {
+            Decision::Deny { why, hint } => (why, hint),
+            Decision::Allow { .. } => (
+                format!("{host} was not open to this sandbox when it was dialled"),
+                "look the name up again in the sandbox and connect to what it resolves to"
+                    .to_owned(),
+            ),
+        };
+        let attempt = Attempt {
+            via: Via::Tcp,
+            host: host.to_string(),
+            port: to.port(),
+        };
+        self.deny(&attempt, why, hint);
     }
 
     pub fn deny(&self, attempt: &Attempt, why: String, hint: String) {
@@ -167,6 +317,14 @@ impl BoxState {
         }
     }
 
+    /// So many more were refused than could be told one by one.
+    pub fn refused_unseen(&self, count: u64) {
+        if count > 0 {
+            self.traffic.denied_unseen(count);
+            self.shared.hooks.refused_unseen(&self.id, count);
+        }
+    }
+
     pub fn denials(&self) -> Vec<Denial> {
         lock(&self.denials).all()
     }
@@ -174,6 +332,25 @@ impl BoxState {
     pub fn traffic(&self) -> Traffic {
         self.traffic.read(self.limiter.active())
     }
+}
+
+fn kinds(plan: &Plan, names: &Names, address: IpAddr) -> Kinds {
+    let opening = names.opening(address);
+    opening
+        .iter()
+        .fold(0, |all, name| all | plan.kinds_of(name))
+}
+
+/// What the kernel is to know of what a box was told.
+pub(crate) fn given_by(plan: &Plan, names: &Names) -> HashMap<IpAddr, Kinds> {
+    if !plan.has_names() {
+        return HashMap::new();
+    }
+    names
+        .addresses()
+        .map(|address| (address, kinds(plan, names, address)))
+        .filter(|(_, kinds)| *kinds != 0)
+        .collect()
 }
 
 /// Boxes choose the paths and names in it; many refusals are kept.

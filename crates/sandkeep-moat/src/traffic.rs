@@ -44,6 +44,10 @@ impl Counters {
         add(&self.connections, 1);
     }
 
+    pub fn denied_unseen(&self, count: u64) {
+        add(&self.denied, count);
+    }
+
     pub fn denied(&self) {
         add(&self.denied, 1);
     }

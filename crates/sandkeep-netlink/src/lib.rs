@@ -4,6 +4,7 @@ mod cable;
 mod filter;
 mod link;
 mod messages;
+mod routes;
 
 pub use cable::{
     AGENT_PORT, BOX_END, BOX_LINK_LOCAL, BOX_MAC, BOX_V4, BOX_V6, HOST_END, HOST_MAC, HOST_V4,
@@ -13,4 +14,7 @@ pub use filter::{guard, guard_again};
 pub use link::{
     BOX_SIDE, HOST_SIDE, NEW_LINK, Side, configure, device, index_of, set_mac, switch_off,
 };
-pub use messages::{ACK, APPEND, CREATE, EXCLUSIVE, Messages, REPLACE, REQUEST};
+pub use messages::{
+    ACK, APPEND, CREATE, DUMP, EXCLUSIVE, Messages, NetlinkSocket, REPLACE, REQUEST, attributes,
+};
+pub use routes::{Found, address_changes, local_networks, route_to};

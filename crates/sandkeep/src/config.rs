@@ -120,6 +120,9 @@ settings! {
     /// Private networks that policies may name, comma-separated; else none is ever reached
     #[arg(value_name = "CIDR,…")]
     allow_private: Listed<IpNet> = "SANDKEEP_ALLOW_PRIVATE",
+    /// Connections a sandbox may have open at once, whatever its policy says [default: 256]
+    #[arg(value_name = "COUNT")]
+    sandbox_connections: u32 = "SANDKEEP_SANDBOX_CONNECTIONS",
     /// DNS servers asked for boxes, comma-separated [default: those of this host]
     #[arg(value_name = "ADDRESS,…")]
     dns: Listed<Resolver> = "SANDKEEP_DNS",
@@ -287,6 +290,7 @@ impl Config {
             network: NetworkSettings {
                 standing: settings.network_default.unwrap_or(Profile::AirGapped),
                 allow_private: settings.allow_private.map_or_else(Vec::new, |list| list.0),
+                connections: settings.sandbox_connections.unwrap_or(256),
                 dns: settings.dns.map_or_else(Vec::new, |list| list.0),
                 upstream_ca: settings.upstream_ca,
             },

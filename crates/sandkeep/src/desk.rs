@@ -3,30 +3,35 @@
 use std::{
     convert::Infallible,
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc, LazyLock,
         atomic::{AtomicBool, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use axum::{Router, body::Body, extract::ConnectInfo, response::Response};
-use http::Request;
+use http::{HeaderValue, Request, StatusCode, Version, header::CONNECTION};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::{conn::auto, graceful::GracefulShutdown},
 };
 use sandkeep_gateway::Gateway;
-use sandkeep_model::{Code, Error};
+use sandkeep_model::{Code, Error, Secret};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tower::ServiceExt;
 
-use crate::worded::{Worded, whole_answer};
+use crate::{
+    strangers::{self, Strangers, Visit},
+    worded::{Worded, whole_answer},
+};
 
 /// A connection that has not brought one whole request head by then is dropped.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
@@ -35,6 +40,8 @@ const FIRST_REQUEST: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(330);
 /// The most the head of a request may take; more is answered 431.
 pub const HEAD_LIMIT: u16 = u16::MAX;
+/// A want of descriptors is told this often.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 /// How long requests under way may take after the server was told to stop.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -43,6 +50,8 @@ pub struct Desk {
     pub gateway: Gateway,
     pub api: Router,
     pub max_connections: usize,
+    /// Who shows it is no stranger.
+    pub key: Secret,
 }
 
 impl std::fmt::Debug for Desk {
@@ -56,6 +65,8 @@ impl std::fmt::Debug for Desk {
 impl Desk {
     pub async fn serve(self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let places = Arc::new(Semaphore::new(self.max_connections));
+        let strangers = Strangers::among(self.max_connections);
+        let mut told: Option<Instant> = None;
         let graceful = GracefulShutdown::new();
         let desk = Arc::new(self);
         let mut stop = std::pin::pin!(stop);
@@ -66,15 +77,18 @@ impl Desk {
                     Ok(accepted) => accepted,
                     Err(error) => {
                         // Out of descriptors or memory: waiting is all that helps.
-                        tracing::warn!(%error, "a connection could not be taken");
+                        if told.is_none_or(|told| told.elapsed() > TOLD_EVERY) {
+                            told = Some(Instant::now());
+                            tracing::warn!(%error, "a connection could not be taken; this is not told again for a minute");
+                        }
                         sleep(Duration::from_millis(50)).await;
                         continue;
                     }
                 },
             };
-            match Arc::clone(&places).try_acquire_owned() {
-                Ok(place) => desk.spawn(stream, peer, place, &graceful),
-                Err(_) => refuse(&stream),
+            match (Arc::clone(&places).try_acquire_owned(), strangers.enter()) {
+                (Ok(place), Some(visit)) => desk.spawn(stream, peer, (place, visit), &graceful),
+                _ => refuse(&stream),
             }
         }
         drop(listener);
@@ -87,20 +101,29 @@ impl Desk {
         self: &Arc<Self>,
         stream: TcpStream,
         peer: SocketAddr,
-        place: OwnedSemaphorePermit,
+        (place, visit): (OwnedSemaphorePermit, Visit),
         graceful: &GracefulShutdown,
     ) {
         // Small answers should not wait for more to come.
         let _ = stream.set_nodelay(true);
         let seen = Arc::new(AtomicBool::new(false));
         let asked = Arc::clone(&seen);
+        let visit = Arc::new(visit);
+        let cut = visit.visitor.cut.clone();
         let service = {
             let desk = Arc::clone(self);
-            let seen = Arc::clone(&seen);
+            let (seen, visit) = (Arc::clone(&seen), Arc::clone(&visit));
             service_fn(move |request: Request<Incoming>| {
                 seen.store(true, Ordering::Relaxed);
                 let desk = Arc::clone(&desk);
-                async move { Ok::<_, Infallible>(desk.answer(request, peer).await) }
+                if sandkeep_api::has_key(request.headers(), &desk.key) {
+                    visit.is_known();
+                }
+                let (over, under_way) = (request.version(), visit.visitor.begin());
+                async move {
+                    let answer = desk.answer(request, peer).await;
+                    Ok::<_, Infallible>(answered(answer, over, under_way))
+                }
             })
         };
         let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -120,13 +143,17 @@ impl Desk {
             .into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            let _place = place;
+            let _here = (place, visit);
             let mut connection = std::pin::pin!(connection);
-            let first = timeout(FIRST_REQUEST, connection.as_mut()).await;
-            let ended = match first {
-                Ok(ended) => ended,
-                Err(_) if seen.load(Ordering::Relaxed) => connection.await,
-                Err(_) => return,
+            let whole = async {
+                match timeout(FIRST_REQUEST, connection.as_mut()).await {
+                    Ok(ended) => Some(ended),
+                    Err(_) if seen.load(Ordering::Relaxed) => Some(connection.await),
+                    Err(_) => None,
+                }
+            };
+            let Some(Some(ended)) = cut.run_until_cancelled(whole).await else {
+                return;
             };
             if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended early");
@@ -154,6 +181,47 @@ impl Desk {
     }
 }
 
+/// An answer is under way until its last byte. Who has no key is not kept.
+fn answered(mut answer: Response, over: Version, under_way: strangers::Request) -> Response {
+    if answer.status() == StatusCode::UNAUTHORIZED && over < Version::HTTP_2 {
+        answer
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer.map(|body| {
+        Body::new(Held {
+            body,
+            _under_way: under_way,
+        })
+    })
+}
+
+/// A body whose request is under way until it has ended.
+struct Held {
+    body: Body,
+    _under_way: strangers::Request,
+}
+
+impl http_body::Body for Held {
+    type Data = <Body as http_body::Body>::Data;
+    type Error = <Body as http_body::Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// The whole answer to a connection too many.
 static BUSY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let error = Error::new(
@@ -171,41 +239,6 @@ fn refuse(stream: &TcpStream) {
     let _ = stream.try_write(&BUSY);
 }
 
-/// Lifts the limit of open files as far as we may, and returns how many connections that
-/// leaves room for: boxes, the ledger and connections into boxes need descriptors too.
-pub fn room_for_connections(wanted: usize) -> usize {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    const PLENTY: u64 = 1 << 20;
-    let most = getrlimit(Resource::Nofile).maximum;
-    // Beyond the hard limit only with CAP_SYS_RESOURCE; up to it always.
-    for limit in [most.map(|most| most.max(PLENTY)), most] {
-        let lifted = Rlimit {
-            current: limit,
-            maximum: limit,
-        };
-        if setrlimit(Resource::Nofile, lifted).is_ok() {
-            break;
-        }
-    }
-    let room = room_in(getrlimit(Resource::Nofile).current);
-    if room < wanted {
-        tracing::info!(
-            room,
-            wanted,
-            "the limit of open files allows fewer connections than max_connections; raise it (LimitNOFILE= in systemd)"
-        );
-    }
-    wanted.min(room)
-}
-
-fn room_in(open_files: Option<u64>) -> usize {
-    const LEAST: u64 = 16;
-    open_files.map_or(usize::MAX, |files| {
-        let kept_back = (files / 4).max(512);
-        usize::try_from(files.saturating_sub(kept_back).max(LEAST)).unwrap_or(usize::MAX)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,13 +253,5 @@ mod tests {
         );
         let value: serde_json::Value = serde_json::from_str(body).unwrap();
         assert_eq!(value["error"]["retryable"], true);
-    }
-
-    #[test]
-    fn a_usual_limit_has_room_for_ten_thousand() {
-        assert!(room_in(Some(20_000)) >= 10_000);
-        assert_eq!(room_in(Some(1024)), 512);
-        assert_eq!(room_in(Some(64)), 16);
-        assert_eq!(room_in(None), usize::MAX);
     }
 }

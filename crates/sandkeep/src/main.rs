@@ -2,6 +2,7 @@
 
 mod args;
 mod auto_rule;
+mod budget;
 mod cli;
 mod config;
 mod desk;
@@ -16,6 +17,7 @@ mod notify;
 mod quantity;
 mod serve;
 mod state;
+mod strangers;
 mod template_args;
 mod time_args;
 mod worded;

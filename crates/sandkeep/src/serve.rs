@@ -33,14 +33,16 @@ use tokio::{
 use crate::{
     LAUNCHER,
     args::ServeArgs,
+    budget::share_out,
     config::Config,
-    desk::{Desk, room_for_connections},
+    desk::Desk,
     follow::follow,
     greet, logging,
     network::{
-        Parts,
+        Parts, Room,
         audit::Witness,
         identity::{self, Identities},
+        lane::Lane,
         network,
         secrets::{self, Edge},
     },
@@ -60,7 +62,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     if source == KeySource::JustMade {
         tracing::info!(file = %config.state.join("api-key").display(), "an API key was made");
     }
-    let max_connections = room_for_connections(config.max_connections);
+    let budget = share_out(config.max_connections);
     // Before the boxes are looked after: an address in use should fail at once.
     let listener = bind(&config).await?;
     let stop = StopSignals::watch()?;
@@ -74,6 +76,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     let denials = DenialBell::default();
     let witness = Arc::new(Witness::new(audit.clone(), denials.clone()));
     let identities = Identities::new(Arc::clone(&issuer), audit.clone());
+    let lane = Lane::open()?;
     let parts = Parts {
         edge: Edge {
             store: Arc::clone(&secrets),
@@ -83,6 +86,11 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         denials,
         witness: Arc::clone(&witness),
         identities: Arc::clone(&identities),
+        room: Room {
+            connections: budget.box_connections,
+            runtime: lane.handle(),
+            memory: config.state.join("names"),
+        },
     };
     let (keeper, profiles) = open_keeper(&config, &state, parts).await?;
     identities.meet(keeper.finder());
@@ -126,7 +134,8 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     let desk = Desk {
         gateway,
         api: sandkeep_api::router(api),
-        max_connections,
+        max_connections: budget.api_connections,
+        key: key.clone(),
     };
 
     let listen = listener.local_addr()?;
@@ -162,7 +171,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     if let Err(error) = audit.flush().await {
         tracing::error!(%error, "the end of the audit log is not durable");
     }
-    drop(state);
+    drop((state, lane));
     Ok(0)
 }
 

@@ -142,9 +142,18 @@ def test_second_request_on_keep_alive_with_another_host(box, world):
     assert not [call for call in world.calls if call.path == "/second"]
 
 
-def test_sni_spoof_to_own_ip(box, world):
+@pytest.fixture
+def mirrored(make_walled, world):
+    """May reach a second name, at the attacker's address: a connection to that may begin, and what it says decides."""
+    world.dns.records["mirror.test"] = [(Dns.A, EVIL)]
+    box = make_walled(network={"allow": [{"to": "good.test", "ports": [22, 80, 443]}, {"to": "mirror.test", "ports": [80, 443]}]})
+    assert evaluate(box, 'socket.gethostbyname("mirror.test")', 'socket.gethostbyname("good.test")') == [EVIL, GOOD]
+    return box
+
+
+def test_sni_spoof_to_own_ip(mirrored, world):
     """The address is the attacker's, the name is an allowed one: the name is what is dialled."""
-    before = len(world.calls_to(GOOD))
+    box, before = mirrored, len(world.calls_to(GOOD))
     evaluate(box, f'say("{EVIL}", 443, hello("good.test"))', f'get("{EVIL}", "good.test")')
     wait_for(lambda: len(world.calls_to(GOOD)) >= before + 3, "the host that was named is called")
     assert world.capture.packets(EVIL) == 0
@@ -264,9 +273,9 @@ def test_connect_abuse(box, world):
     assert not [call for call in world.calls[before:] if call.path == "/tunnelled" or call.port == 22]
 
 
-def test_host_parser_confusion(box, world):
+def test_host_parser_confusion(mirrored, world):
     """Two readers of one name that disagree are a hole: what is not one plain name is refused."""
-    before = len(world.capture.seen)
+    box, before = mirrored, len(world.capture.seen)
     names = [
         b"good.test\\0.evil.test", b"evil.test\\0good.test", b"good.test@evil.test", b"evil.test@good.test", b"good.test%00.evil.test",
         b"good.test%2eevil.test", b"good.test#.evil.test", b"good.test:80:80", b"good.test evil.test", b"evil.test,good.test",

@@ -393,6 +393,7 @@ impl Core {
         point: &Point,
     ) -> Result<Up> {
         let image = self.usable(point, entry.ward.as_ref()).await?.memory;
+        entry.reach.comes_from(&point.id);
         let identity = agent::identity_of(sandbox).of_generation(agent::new_generation());
         let (live, agent) = self
             .start_on(entry, sandbox, disk?, image.as_deref(), &identity)

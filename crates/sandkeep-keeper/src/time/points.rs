@@ -225,6 +225,9 @@ impl Core {
     }
 
     pub async fn forget_files(&self, id: &PointId) {
+        if let Some(moat) = &self.config.network.moat {
+            moat.forget_point(id.as_str());
+        }
         if let Err(error) = self.vault.remove_point(id).await {
             tracing::warn!(point = %id, %error, "the files of a point stay for now");
         }
@@ -295,6 +298,16 @@ impl Core {
         }
         for id in files.difference(&known) {
             self.forget_files(id).await;
+        }
+        if let Some(moat) = &self.config.network.moat {
+            let sandboxes: HashSet<String> = self
+                .registry
+                .all()
+                .iter()
+                .map(|entry| entry.id.to_string())
+                .collect();
+            let points: HashSet<&str> = known.iter().map(PointId::as_str).collect();
+            moat.forget_all_but(|id| sandboxes.contains(id), |id| points.contains(id));
         }
         Ok(())
     }

@@ -194,6 +194,9 @@ impl Core {
             return Err(Error::internal("the keeper is closed"));
         };
         let image = memory.filter(|_| pause.mode == PauseMode::Disk);
+        if let Some(point) = point.filter(|_| image.is_some()) {
+            entry.reach.comes_from(&point.id);
+        }
         let mut request = agent::identity_of(&sandbox);
         // What it is now it was before, and may have gone on from there: after a rollback, and after
         // a wake-up that did not come to its end.

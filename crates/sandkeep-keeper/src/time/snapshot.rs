@@ -191,6 +191,9 @@ impl Core {
             template: sandbox.template,
             limits: sandbox.limits,
         };
+        if point.engine.is_some() {
+            entry.reach.keep_at(&point.id);
+        }
         if let Err(error) = self.store.insert_point(&point).await {
             self.forget_files(&point.id).await;
             return Err(error.context("writing down the point"));

@@ -1,5 +1,7 @@
 //! One query of a box, answered.
 
+use std::sync::Arc;
+
 use hickory_proto::{
     op::{Edns, Message, MessageType, OpCode, Query, ResponseCode},
     rr::{
@@ -28,7 +30,7 @@ const EDE_BLOCKED: u16 = 15;
 const LOCAL_TTL: u32 = 60;
 
 /// `None`: not worth an answer. Over UDP the answer fits what the asker said it takes.
-pub async fn answer(state: &BoxState, bytes: &[u8], over_tcp: bool) -> Option<Vec<u8>> {
+pub async fn answer(state: &Arc<BoxState>, bytes: &[u8], over_tcp: bool) -> Option<Vec<u8>> {
     if bytes.len() < 12 || bytes[2] & 0x80 != 0 {
         return None;
     }
@@ -56,7 +58,7 @@ pub async fn answer(state: &BoxState, bytes: &[u8], over_tcp: bool) -> Option<Ve
     response.to_vec().ok()
 }
 
-async fn respond(state: &BoxState, query: &Message) -> Message {
+async fn respond(state: &Arc<BoxState>, query: &Message) -> Message {
     let mut response = Message::new(
         query.metadata.id,
         MessageType::Response,
@@ -104,7 +106,7 @@ async fn respond(state: &BoxState, query: &Message) -> Message {
 
 enum Found {
     Local(Vec<Record>),
-    Upstream(std::sync::Arc<Answer>),
+    Upstream(Arc<Answer>),
 }
 
 struct Refused {
@@ -116,7 +118,7 @@ const fn refused(code: ResponseCode, why: &'static str) -> Refused {
     Refused { code, why }
 }
 
-async fn decide(state: &BoxState, question: &Query) -> Result<Found, Refused> {
+async fn decide(state: &Arc<BoxState>, question: &Query) -> Result<Found, Refused> {
     let kind = question.query_type();
     let no_such = |why| refused(ResponseCode::NXDomain, why);
     if question.query_class() != DNSClass::IN {
@@ -186,10 +188,14 @@ async fn decide(state: &BoxState, question: &Query) -> Result<Found, Refused> {
             return Err(no_such("resolves to an address no box may reach"));
         }
     }
-    let left = found.remaining();
-    for address in found.records.iter().filter_map(address_of) {
-        state.remember(address, &host, left);
-    }
+    let addresses = found.records.iter().filter_map(address_of);
+    state
+        .tell(&host, addresses, found.remaining())
+        .await
+        .map_err(|error| {
+            tracing::error!(box_id = %state.id, %host, %error, "the address of a name could not be opened");
+            refused(ResponseCode::ServFail, "its address could not be opened")
+        })?;
     Ok(Found::Upstream(found))
 }
 

@@ -11,6 +11,6 @@ mod upstream;
 pub use answer::INSIDE_NAME;
 pub use upstream::UpstreamDns;
 
-pub(crate) use names::Names;
+pub(crate) use names::{Given, Names};
 pub(crate) use resolver::Resolver;
 pub(crate) use serve::{datagrams, stream};

@@ -21,20 +21,31 @@ const IDLE: Duration = Duration::from_secs(10);
 /// or when others should have their turn.
 pub async fn datagrams(state: &Arc<BoxState>, socket: &Arc<UdpSocket>) -> io::Result<()> {
     socket.readable().await?;
-    for _ in 0..AT_ONCE {
+    for taken in 0..AT_ONCE {
         // On the stack and only for a moment: a quiet box holds no buffer.
         let mut buffer = [0_u8; MAX_QUERY + 1];
         match socket.try_recv_from(&mut buffer) {
             // One byte more than the largest query: it was cut off.
             Ok((got, _)) if got > MAX_QUERY => {}
             Ok((got, from)) => take(state, socket, buffer[..got].to_vec(), from),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return rest(state, taken).await;
+            }
             // An answer could not be delivered; the next query can be.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(error),
         }
     }
     tokio::task::yield_now().await;
+    rest(state, AT_ONCE).await
+}
+
+/// A flood is not answered faster than this: what comes meanwhile is dropped by the kernel.
+async fn rest(state: &BoxState, taken: usize) -> io::Result<()> {
+    match state.limiter.after_datagrams(taken) {
+        Duration::ZERO => {}
+        pause => tokio::time::sleep(pause).await,
+    }
     Ok(())
 }
 
@@ -58,7 +69,7 @@ fn take(state: &Arc<BoxState>, socket: &Arc<UdpSocket>, bytes: Vec<u8>, from: So
 }
 
 /// Queries with their length in front, one after the other.
-pub async fn stream(state: &BoxState, mut stream: TcpStream) -> io::Result<()> {
+pub async fn stream(state: &Arc<BoxState>, mut stream: TcpStream) -> io::Result<()> {
     for _ in 0..MAX_PER_CONNECTION {
         let length = usize::from(timeout(IDLE, stream.read_u16()).await??);
         if length > MAX_QUERY {

@@ -1,6 +1,10 @@
 //! The edge of a box: its network namespace, made so that only our listeners can be reached.
 
 mod addresses;
+mod control;
+mod expressions;
+mod plan;
+mod refusals;
 mod rules;
 mod untracked;
 mod uplink;
@@ -8,6 +12,7 @@ mod uplink;
 use sandkeep_netlink as netlink;
 
 use std::{
+    collections::HashMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     os::fd::{AsFd, OwnedFd},
@@ -18,7 +23,15 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sandkeep_model::{Error, Result};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use self::{
+    netlink::NetlinkSocket,
+    rules::{Ground, Place},
+};
+
 pub use addresses::{BOX_V4, BOX_V6, INSIDE_V4};
+pub use control::Control;
+pub use plan::{Kinds, Plan};
+pub use refusals::{Heard, Refusals};
 
 /// Above the range programs get their own ports from, so that it is rarely in use.
 const FIRST_PORT: u16 = 61_613;
@@ -32,9 +45,18 @@ pub struct Listeners {
     pub udp: Vec<UdpSocket>,
 }
 
+/// The edge of one sandbox.
+#[derive(Debug)]
+pub struct Edge {
+    pub listeners: Listeners,
+    pub control: Control,
+    /// Where the kernel can tell.
+    pub refusals: Option<Refusals>,
+}
+
 /// Makes the edge in this namespace and opens the listeners. Doing it again on the same
 /// namespace, after a restart of the server, replaces what is there.
-pub async fn build(namespace: OwnedFd) -> Result<Listeners> {
+pub async fn build(namespace: OwnedFd, plan: Plan, given: HashMap<IpAddr, Kinds>) -> Result<Edge> {
     let (answer, wait) = tokio::sync::oneshot::channel();
     // The thread ends inside the box's namespace and is never used again: nothing has to be put
     // back, and no worker of the runtime can be left in the wrong one.
@@ -42,7 +64,7 @@ pub async fn build(namespace: OwnedFd) -> Result<Listeners> {
         .name("moat-edge".to_owned())
         .stack_size(256 * 1024)
         .spawn(move || {
-            let built = enter(&namespace).and_then(|()| build_here());
+            let built = enter(&namespace).and_then(|()| build_here(plan, given));
             // A caller that went away has no use for the answer.
             drop(answer.send(built));
         })
@@ -64,10 +86,37 @@ fn enter(namespace: &OwnedFd) -> Result<()> {
     )
 }
 
-fn build_here() -> Result<Listeners> {
-    if uplink::is_here() {
-        return build_uplink();
-    }
+fn build_here(plan: Plan, given: HashMap<IpAddr, Kinds>) -> Result<Edge> {
+    let (place, port, listeners) = if uplink::is_here() {
+        let (port, listeners) = uplink_listeners().map_err(no_listeners)?;
+        uplink::refuse_at_once();
+        (Place::Uplink, port, listeners)
+    } else {
+        let (port, listeners) = inner_listeners()?;
+        (Place::Inner, port, listeners)
+    };
+    let refusals = Refusals::listen().ok();
+    let ground = Ground {
+        place,
+        port,
+        told: refusals.is_some(),
+    };
+    let control = NetlinkSocket::open(libc::NETLINK_NETFILTER)
+        .and_then(|socket| Control::take(socket, ground, plan, given))
+        .map_err(no_rules)?;
+    let flows = match place {
+        Place::Inner => untracked::Place::Here(port),
+        Place::Uplink => untracked::Place::Cable,
+    };
+    untracked::install(flows).map_err(no_rules)?;
+    Ok(Edge {
+        listeners,
+        refusals: refusals.filter(|_| control.tells()),
+        control,
+    })
+}
+
+fn inner_listeners() -> Result<(u16, Listeners)> {
     let v6 = addresses::set_up().map_err(|error| {
         Error::host_not_ready(format!("the box's addresses could not be set: {error}"))
     })?;
@@ -77,28 +126,20 @@ fn build_here() -> Result<Listeners> {
     if v6 {
         at.push(Ipv6Addr::LOCALHOST.into());
     }
-    let (port, listeners) = listen(&at).map_err(no_listeners)?;
-    rules::install(port).map_err(no_rules)?;
-    untracked::install(untracked::Place::Here(port)).map_err(no_rules)?;
-    Ok(listeners)
+    listen(&at).map_err(no_listeners)
 }
 
 /// For a box with a network stack of its own.
-fn build_uplink() -> Result<Listeners> {
+fn uplink_listeners() -> io::Result<(u16, Listeners)> {
     let mut at = uplink::addresses();
-    let (port, listeners) = listen(&at)
-        .or_else(|error| match error.kind() {
-            // A host without IPv6.
-            io::ErrorKind::AddrNotAvailable => {
-                at.retain(IpAddr::is_ipv4);
-                listen(&at)
-            }
-            _ => Err(error),
-        })
-        .map_err(no_listeners)?;
-    uplink::install(port).map_err(no_rules)?;
-    untracked::install(untracked::Place::Cable).map_err(no_rules)?;
-    Ok(listeners)
+    listen(&at).or_else(|error| match error.kind() {
+        // A host without IPv6.
+        io::ErrorKind::AddrNotAvailable => {
+            at.retain(IpAddr::is_ipv4);
+            listen(&at)
+        }
+        _ => Err(error),
+    })
 }
 
 #[allow(clippy::needless_pass_by_value)] // for map_err
@@ -109,7 +150,7 @@ fn no_listeners(error: io::Error) -> Error {
 #[allow(clippy::needless_pass_by_value)] // for map_err
 fn no_rules(error: io::Error) -> Error {
     Error::host_not_ready(format!("the packet rules of the moat were refused: {error}"))
-        .hint("the kernel needs nf_tables with inet, nat, redirect and reject; without them boxes have no network")
+        .hint("the kernel needs nf_tables with inet, nat, redirect, reject, ct and sets; without them sandboxes have no network")
 }
 
 /// A program of the box may hold a port, on purpose or not: take the next one.

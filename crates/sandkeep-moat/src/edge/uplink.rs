@@ -1,33 +1,9 @@
 //! The edge of a box with a network stack of its own (gVisor, microVM): the namespace holds
 //! the host's end of a cable to it, and everything the box sends arrives there.
-//!
-//! ```text
-//! table inet sandkeep {
-//!   chain divert { type nat hook prerouting priority -100
-//!     tcp sport AGENT accept          # answers of the agent
-//!     meta l4proto tcp redirect to :PORT
-//!     udp dport 53 redirect to :PORT
-//!   }
-//!   chain close { type filter hook prerouting priority 0
-//!     <the host's addresses> accept   # what was redirected goes to them now
-//!     ip6 daddr ff00::/8 accept       # neighbours find each other by these
-//!     reject with icmpx port-unreachable
-//!   }
-//! }
-//! ```
-//!
-//! Answers of the agent look like first packets when its connection is older than the rules.
-//! Whoever else in the box sends from that port gets no further than the host's addresses,
-//! where nobody listens but us, and we refuse what was not diverted.
 
-use std::{io, net::IpAddr};
+use std::{fs, io, net::IpAddr};
 
-use super::{
-    netlink::{AGENT_PORT, CREATE, EXCLUSIVE, HOST_END, HOST_V4, HOST_V6, Messages},
-    rules::{self, CLOSE, DIVERT},
-};
-
-const HOOK_PREROUTING: u32 = 0;
+use super::netlink::{HOST_END, HOST_V4, HOST_V6};
 
 /// Whether the namespace of this thread has such a cable. The box can not make one: it has no
 /// say over its namespace.
@@ -44,36 +20,22 @@ pub fn addresses() -> Vec<IpAddr> {
     vec![HOST_V4.into(), HOST_V6.into()]
 }
 
-/// Writes the rules into the namespace of this thread, in the place of older ones of ours. All
-/// of it is one transaction: there is no moment without rules.
-pub fn install(port: u16) -> io::Result<()> {
-    let mut messages = Messages::default();
-    rules::begin(&mut messages);
-    // Made if it is not there, so that deleting it can not fail.
-    rules::table(&mut messages, rules::NEW_TABLE, CREATE);
-    rules::table(&mut messages, rules::DELETE_TABLE, 0);
-    rules::table(&mut messages, rules::NEW_TABLE, CREATE | EXCLUSIVE);
-    rules::chain_at(&mut messages, DIVERT, "nat", HOOK_PREROUTING, -100);
-    rules::chain_at(&mut messages, CLOSE, "filter", HOOK_PREROUTING, 0);
-    rules::accept_from_port(&mut messages, DIVERT, AGENT_PORT);
-    rules::divert_to(&mut messages, port);
-    for (family, at, start) in [
-        (
-            rules::FAMILY_V4,
-            rules::V4_DESTINATION,
-            &HOST_V4.octets()[..],
-        ),
-        (
-            rules::FAMILY_V6,
-            rules::V6_DESTINATION,
-            &HOST_V6.octets()[..],
-        ),
-        (rules::FAMILY_V6, rules::V6_DESTINATION, &[0xff]),
+/// Every refusal is told at once: by default a kernel tells one a second, and a program waits for
+/// the others.
+pub fn refuse_at_once() {
+    for limit in [
+        "/proc/sys/net/ipv4/icmp_ratelimit",
+        "/proc/sys/net/ipv6/icmp/ratelimit",
     ] {
-        rules::accept_to(&mut messages, CLOSE, family, at, start);
+        // Without it refusals are only slower. It is of this namespace.
+        if let Err(error) = fs::write(limit, "0") {
+            note(limit, &error);
+        }
     }
-    // The one refusal that every network stack passes on to its programs.
-    rules::reject_rest(&mut messages, rules::PORT_UNREACHABLE);
-    rules::end(&mut messages);
-    messages.send(libc::NETLINK_NETFILTER)
+}
+
+fn note(limit: &str, error: &io::Error) {
+    if error.kind() != io::ErrorKind::NotFound {
+        tracing::debug!(limit, %error, "refusals of packets stay limited");
+    }
 }

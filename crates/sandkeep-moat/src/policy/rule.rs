@@ -106,6 +106,12 @@ impl Ports {
         Self(vec![(port, port)])
     }
 
+    /// From each first port to its last.
+    pub fn ranges(&self) -> &[(u16, u16)] {
+        const ALL: &[(u16, u16)] = &[(0, u16::MAX)];
+        if self.0.is_empty() { ALL } else { &self.0 }
+    }
+
     pub fn contains(&self, port: u16) -> bool {
         self.0.is_empty()
             || self

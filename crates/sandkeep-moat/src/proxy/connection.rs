@@ -64,28 +64,42 @@ pub(super) fn reset(socket: &TcpStream) {
     drop(SockRef::from(socket).set_linger(Some(Duration::ZERO)));
 }
 
-/// Serves one accepted connection.
-pub async fn serve(state: Arc<BoxState>, stream: TcpStream) {
-    let Ok(to) = original_destination(&stream) else {
-        reset(&stream);
-        return;
+/// Takes on an accepted connection, in a task of its own, if there is room for it. `Some`: it was
+/// refused, and the box has been refused so often that its loop should rest for so long.
+pub fn take_on(state: &Arc<BoxState>, stream: TcpStream) -> Option<Duration> {
+    let refused = |stream: &TcpStream| {
+        reset(stream);
+        Some(state.limiter.after_refusals(1)).filter(|pause| !pause.is_zero())
     };
-    // Slower small writes are the only loss when this fails.
-    drop(stream.set_nodelay(true));
+    let Ok(to) = original_destination(&stream) else {
+        return refused(&stream);
+    };
     if to.port() == 53 {
-        // They count like queries under way: a box does not hold more of them open.
-        let Ok(_slot) = Arc::clone(&state.dns_slots).try_acquire_owned() else {
-            reset(&stream);
-            return;
+        // A box does not hold more of them open than it may ask.
+        let slot = Arc::clone(&state.dns_connections).try_acquire_owned();
+        let (Ok(slot), Some(place)) = (slot, state.limiter.place()) else {
+            return refused(&stream);
         };
-        let over = state.hung_up();
-        // How it ends is the asker's affair.
-        drop(over.run_until_cancelled(dns::stream(&state, stream)).await);
-        return;
+        let state_of_it = Arc::clone(state);
+        state.tasks.spawn(async move {
+            let _held = (slot, place);
+            let over = state_of_it.hung_up();
+            // How it ends is the asker's affair.
+            drop(
+                over.run_until_cancelled(dns::stream(&state_of_it, stream))
+                    .await,
+            );
+        });
+        return None;
     }
     let mut watch = state.watch();
     let policy = Arc::clone(&watch.borrow_and_update());
-    let permit = match state.limiter.connection(&policy.limits) {
+    let place = place_of(to);
+    let permit = match place {
+        Some(_) => state.limiter.inside(),
+        None => state.limiter.connection(&policy.limits),
+    };
+    let permit = match permit {
         Ok(permit) => permit,
         Err(why) => {
             let attempt = Attempt {
@@ -94,24 +108,45 @@ pub async fn serve(state: Arc<BoxState>, stream: TcpStream) {
                 port: to.port(),
             };
             state.deny(&attempt, why, "close connections that are not needed, or ask for larger `limits` in the policy of this box".to_owned());
-            reset(&stream);
-            return;
+            return refused(&stream);
         }
     };
+    // Slower small writes are the only loss when this fails.
+    drop(stream.set_nodelay(true));
     let connection = Connection {
-        meter: Arc::new(Meter::new(Arc::clone(&state), permit)),
+        meter: Arc::new(Meter::new(Arc::clone(state), permit)),
         socket: Arc::new(stream),
-        state,
+        state: Arc::clone(state),
         to,
         head: Vec::new(),
         watch,
     };
+    state.tasks.spawn(serve(connection, place, policy));
+    None
+}
+
+async fn serve(connection: Connection, place: Option<Place>, policy: Arc<Policy>) {
     let socket = Arc::clone(&connection.socket);
-    let over = connection.state.hung_up();
-    let finished = over.run_until_cancelled(connection.run(&policy)).await;
+    let (state, to) = (Arc::clone(&connection.state), connection.to.ip());
+    let over = state.hung_up();
+    state.used(to);
+    let finished = over
+        .run_until_cancelled(connection.run(place, &policy))
+        .await;
     if !matches!(finished, Some(End::Clean)) {
         reset(&socket);
     }
+    // Also for one that lasted long: the next will go there again.
+    state.used(to);
+}
+
+fn place_of(to: SocketAddr) -> Option<Place> {
+    let ours = match to.ip() {
+        ip if ip == INSIDE_V4 => Place::Internal,
+        ip if ip == std::net::IpAddr::from(METADATA) => Place::Metadata,
+        _ => return None,
+    };
+    (to.port() == 80).then_some(ours)
 }
 
 /// How a connection ends.
@@ -122,12 +157,12 @@ pub(super) enum End {
 }
 
 impl Connection {
-    async fn run(mut self, policy: &Policy) -> End {
+    async fn run(mut self, place: Option<Place>, policy: &Policy) -> End {
         let shared = Arc::clone(&self.state.shared);
         if let Some(room) = shared.hooks.room() {
             room.await;
         }
-        if let Some(place) = self.place() {
+        if let Some(place) = place {
             return self.inside(place).await;
         }
         if let Some(found) = self.state.guard().refuses(self.to.ip()) {
@@ -180,15 +215,6 @@ impl Connection {
             (Ok(Peeked::Closed | Peeked::Silent), _) => self.refuse_address(SILENT),
             (Err(_), _) => End::Reset,
         }
-    }
-
-    fn place(&self) -> Option<Place> {
-        let ours = match self.to.ip() {
-            ip if ip == INSIDE_V4 => Place::Internal,
-            ip if ip == std::net::IpAddr::from(METADATA) => Place::Metadata,
-            _ => return None,
-        };
-        (self.to.port() == 80).then_some(ours)
     }
 
     fn patience(&self) -> Patience {

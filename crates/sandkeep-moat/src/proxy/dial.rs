@@ -3,11 +3,12 @@
 use std::{io, net::IpAddr, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use sandkeep_netlink::{Found, route_to};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{net::TcpStream, time::timeout};
 
 use crate::{
-    policy::{Decision, Host},
+    policy::{Decision, Forbidden, Host},
     state::BoxState,
 };
 
@@ -58,7 +59,32 @@ pub async fn name(
             hint: "check the name; addresses inside private networks are never reached".to_owned(),
         }));
     }
-    Ok(race(&in_turn(&good, seen), port).await?)
+    let good = elsewhere(&in_turn(&good, seen))?;
+    Ok(race(&good, port).await?)
+}
+
+/// Those that are not delivered on this machine: asked of the kernel at the moment of dialling, so
+/// that an address it has just got, or has only by a route, is none either.
+fn elsewhere(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, DialError> {
+    let mut own = None;
+    let mut good = Vec::new();
+    for address in addresses {
+        match route_to(*address)? {
+            Found::Ours => own = Some(address),
+            // That nothing leads there is told by the dialling.
+            Found::Elsewhere | Found::Nowhere => good.push(*address),
+        }
+    }
+    match own {
+        Some(address) if good.is_empty() => Err(DialError::Refused {
+            why: format!(
+                "{address} is {}, which no box may reach",
+                Forbidden::Own.words()
+            ),
+            hint: "run what sandboxes need on another machine, or in a sandbox".to_owned(),
+        }),
+        _ => Ok(good),
+    }
 }
 
 /// Dials one address that a rule names or our resolver gave.
@@ -70,7 +96,7 @@ pub async fn address(state: &BoxState, address: IpAddr, port: u16) -> Result<Tcp
                 .to_owned(),
         });
     }
-    Ok(race(&[address], port).await?)
+    Ok(race(&elsewhere(&[address])?, port).await?)
 }
 
 /// The families take turns, so that a broken one costs little.

@@ -396,7 +396,7 @@ pub async fn serve_inside(
             Ok::<_, Infallible>(response.map(Full::new))
         }
     });
-    match server(state.shared.patience.head_within)
+    match server(state.shared.patience.inside_within)
         .serve_connection(TokioIo::new(stream), service)
         .await
     {

@@ -19,6 +19,6 @@ pub use hello::{Hello, parse as parse_client_hello};
 pub use seam::{Intercepted, Wayout};
 pub use stream::BoxStream;
 
-pub(crate) use connection::{No, serve};
+pub(crate) use connection::{No, take_on};
 pub(crate) use http::{MAX_HEAD, named_host, server, shown_host, upgrades_to_other_than_websocket};
 pub(crate) use refusal::Words;

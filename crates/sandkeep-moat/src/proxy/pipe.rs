@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     io,
     os::fd::{AsFd, OwnedFd},
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
@@ -11,6 +12,12 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice
 /// Empty pipes a thread keeps: more are never used at the same moment, except by connections
 /// whose other side is slow, and these hold their own.
 const SPARE: usize = 4;
+
+/// More are not made: what they hold is memory of the kernel, and a sandbox that reads nothing
+/// keeps its pipe full. Without one, bytes go through a small buffer.
+const MOST: usize = 256;
+
+static MADE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static EMPTY: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
@@ -21,6 +28,29 @@ pub struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
     held: usize,
+    _counted: Counted,
+}
+
+/// One of the pipes there are.
+#[derive(Debug)]
+struct Counted;
+
+impl Counted {
+    fn new() -> io::Result<Self> {
+        let before = MADE.fetch_add(1, Ordering::Relaxed);
+        // Counted off again when there are enough.
+        let counted = Self;
+        if before >= MOST {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        Ok(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        MADE.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Pipe {
@@ -32,6 +62,7 @@ impl Pipe {
         if let Some(pipe) = EMPTY.with_borrow_mut(Vec::pop) {
             return Ok(pipe);
         }
+        let counted = Counted::new()?;
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         // A smaller one works as well, in smaller steps.
         let _ = fcntl_setpipe_size(&write, Self::SIZE);
@@ -39,6 +70,7 @@ impl Pipe {
             read,
             write,
             held: 0,
+            _counted: counted,
         })
     }
 

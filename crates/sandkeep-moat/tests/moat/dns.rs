@@ -68,7 +68,8 @@ fn nothing_is_asked_when_the_box_is_air_gapped() {
 #[test]
 fn services_of_an_allowed_name_are_no_refusal() {
     in_world(|world| async move {
-        let moat = world.allowing(&["good.test"]).await;
+        let policy = Policy::allowing(["good.test"]).unwrap();
+        let moat = world.attach_only(policy).await;
         let answer = world.ask("_http._tcp.good.test.", RecordType::SRV).await;
         assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
         assert!(answer.answers.is_empty() && moat.denials().is_empty());

@@ -47,7 +47,8 @@ async fn ask(world: &World, path: &str) -> (u16, Value) {
 #[test]
 fn why() {
     with_desk(|world| async move {
-        let _moat = world.allowing(&["good.test:443"]).await;
+        world.zone.address("mirror.test", EVIL);
+        let _moat = world.allowing(&["good.test:443", "mirror.test:80"]).await;
         denied(&world.talk(at(EVIL, 80), get("evil.test")).await.unwrap());
         let (status, answer) = ask(&world, "/why?host=evil.test&port=80").await;
         assert_eq!(status, 200);
@@ -87,7 +88,7 @@ fn policy_and_denials() {
         );
         let (_, answer) = ask(&world, "/denials").await;
         assert_eq!(answer, json!({"denials": []}));
-        denied(&world.talk(at(EVIL, 80), get("evil.test")).await.unwrap());
+        assert!(world.resolve("evil.test.").await.is_empty());
         let (_, answer) = ask(&world, "/denials").await;
         assert_eq!(answer["denials"][0]["host"], "evil.test");
     });

@@ -256,6 +256,7 @@ fn second_request_with_another_host() {
 fn an_upstream_with_a_bad_certificate_gets_nothing() {
     scene(|scene| async move {
         scene.world.zone.address("good.test", EVIL);
+        scene.world.zone.address("else.test", GOOD);
         let evil = serve(at(EVIL, 443), &Identity::of(&["good.test"])).await;
         let moat = scene
             .attach(
@@ -270,7 +271,6 @@ fn an_upstream_with_a_bad_certificate_gets_nothing() {
         assert!(evil.lock().unwrap().is_empty());
         assert!(refused_because(&moat, "certificate"));
         // A trusted certificate for another name is no better.
-        scene.world.zone.address("else.test", GOOD);
         let elsewhere = binding(&json!({"secret": "key", "host": "else.test"}));
         moat.set_bindings(vec![elsewhere]);
         let line = request("GET /", "else.test", "");

@@ -6,13 +6,16 @@
 
 mod dns;
 mod edge;
+mod flood;
 mod http;
 mod http2;
 mod inside;
 mod intercept;
 mod limits;
 mod origin;
+mod own;
 mod plain;
 mod reflection;
+mod syn;
 mod tls;
 mod world;

@@ -153,7 +153,9 @@ fn sni_spoof_to_own_ip_dials_the_name() {
         world.zone.address("good.test", GOOD);
         let good = origin(at(GOOD, 443), &["good.test"]).await;
         let evil = origin(at(EVIL, 443), &["good.test"]).await;
-        let _moat = world.allowing(&["good.test"]).await;
+        // Another name opens the other address.
+        world.zone.address("mirror.test", EVIL);
+        let _moat = world.allowing(&["good.test", "mirror.test"]).await;
         let answer = world
             .in_box(move || echo(client("good.test", &good.certificate), dial(at(EVIL, 443))?))
             .await;

@@ -1,4 +1,4 @@
-//! A small internet in a namespace of its own, and a box beside it.
+//! A small internet in a namespace of its own, a moat at the end of a cable to it, and a box.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,8 @@ use hickory_proto::{
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use sandkeep_moat::{
     AttachSpec, BoxMoat, ConnectionRecord, Denial, Hooks, Moat, MoatConfig, Patience, UpstreamDns,
-    Via, policy::Policy,
+    Via,
+    policy::{Host, Policy, To},
 };
 use sandkeep_model::SandboxId;
 use serde_json::Value;
@@ -115,6 +116,8 @@ pub struct World {
     pub zone: Arc<Zone>,
     pub seen: Arc<Seen>,
     pub namespace: Arc<OwnedFd>,
+    /// Where the moat dials from.
+    pub here: Arc<OwnedFd>,
 }
 
 /// Runs a test in a fresh internet. The test's runtime lives in it, as the server does in its.
@@ -129,6 +132,7 @@ pub fn in_impatient_world<F: Future<Output = ()>>(test: impl FnOnce(World) -> F 
             name_within: Duration::from_millis(300),
             decide_within: Duration::from_millis(500),
             head_within: Duration::from_millis(500),
+            inside_within: Duration::from_millis(500),
         };
     };
     in_world_with(short, test);
@@ -146,6 +150,10 @@ pub fn in_world_with<F: Future<Output = ()>>(
         run("ip addr add 203.0.113.1/24 dev lo");
         run("ip addr add 192.168.7.1/24 dev lo");
         run("ip -6 addr add 2001:db8::10/128 dev lo");
+        // The moat is another machine: it reaches no address of its own.
+        let here = new_namespace();
+        lay_cable(&here);
+        let runtime = runtime_in(&here);
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -167,7 +175,9 @@ pub fn in_world_with<F: Future<Output = ()>>(
                         name_within: LONG,
                         decide_within: LONG,
                         head_within: LONG,
+                        inside_within: LONG,
                     },
+                    runtime: Some(runtime.handle().clone()),
                     ..MoatConfig::default()
                 };
                 change(&mut config);
@@ -176,11 +186,13 @@ pub fn in_world_with<F: Future<Output = ()>>(
                     zone,
                     seen,
                     namespace: Arc::new(new_namespace()),
+                    here: Arc::new(here),
                 };
                 tokio::time::timeout(4 * LONG, test(world))
                     .await
                     .expect("the test hangs");
             });
+        runtime.shutdown_background();
     });
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
@@ -198,6 +210,50 @@ pub fn run(line: &str) {
 
 pub fn at(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap(), port)
+}
+
+/// Runs something on a thread of its own in another namespace.
+pub fn inside<T: Send>(namespace: &OwnedFd, work: impl FnOnce() -> T + Send) -> T {
+    let work = || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        work()
+    };
+    thread::scope(|scope| scope.spawn(work).join().unwrap())
+}
+
+fn lay_cable(here: &OwnedFd) {
+    use std::os::fd::AsRawFd;
+    let (pid, descriptor) = (std::process::id(), here.as_raw_fd());
+    run("ip link add world type veth peer name out");
+    run(&format!(
+        "ip link set out netns /proc/{pid}/fd/{descriptor}"
+    ));
+    run("ip addr add 100.64.9.2/30 dev world");
+    run("ip -6 addr add fd77::2/64 dev world nodad");
+    run("ip link set world up");
+    inside(here, || {
+        for line in [
+            "ip link set lo up",
+            "ip addr add 100.64.9.1/30 dev out",
+            "ip -6 addr add fd77::1/64 dev out nodad",
+            "ip link set out up",
+            "ip route add default via 100.64.9.2",
+            "ip -6 route add default via fd77::2",
+        ] {
+            run(line);
+        }
+    });
+}
+
+/// Its threads are in the namespace.
+fn runtime_in(here: &OwnedFd) -> tokio::runtime::Runtime {
+    inside(here, || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap()
+    })
 }
 
 pub fn another_box() -> Arc<OwnedFd> {
@@ -230,16 +286,33 @@ async fn serve_dns(zone: &Arc<Zone>) {
 }
 
 impl World {
+    /// A box whose programs looked up every name their policy has.
     pub async fn attach(&self, policy: Policy) -> BoxMoat {
+        let moat = self.attach_only(policy.clone()).await;
+        self.look_up(&policy).await;
+        moat
+    }
+
+    pub async fn attach_only(&self, policy: Policy) -> BoxMoat {
         self.moat
             .attach(AttachSpec {
                 id: SandboxId::random(),
                 netns: self.namespace.try_clone().unwrap(),
                 policy,
                 bindings: Vec::new(),
+                from_point: None,
             })
             .await
             .unwrap()
+    }
+
+    pub async fn look_up(&self, policy: &Policy) {
+        for rule in &policy.allow {
+            if let To::Host(Host::Name(name)) = &rule.to {
+                self.ask(name, RecordType::A).await;
+                self.ask(name, RecordType::AAAA).await;
+            }
+        }
     }
 
     pub async fn allowing(&self, rules: &[&str]) -> BoxMoat {
@@ -380,7 +453,9 @@ pub fn denied(answer: &str) -> Value {
 }
 
 pub fn was_reset<T: std::fmt::Debug>(outcome: &io::Result<T>) -> bool {
+    // With the first packet, or after what it said.
     matches!(outcome, Err(error) if error.kind() == io::ErrorKind::ConnectionReset
+        || error.kind() == io::ErrorKind::ConnectionRefused
         || error.kind() == io::ErrorKind::BrokenPipe)
 }
 

@@ -148,6 +148,10 @@ impl Hooks for Witness {
         self.note(id, denial.last, action);
     }
 
+    fn refused_unseen(&self, id: &SandboxId, count: u64) {
+        self.tallies().entry(id.clone()).or_default().unwritten += count;
+    }
+
     fn room(&self) -> Option<BoxFuture<'_, ()>> {
         if self.audit.is_full() {
             return Some(Box::pin(self.audit.room()));

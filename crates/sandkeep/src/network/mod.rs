@@ -2,18 +2,20 @@
 
 pub mod audit;
 pub mod identity;
+pub mod lane;
 pub mod secrets;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
 use ipnet::IpNet;
 use sandkeep_keeper::{DenialBell, NetworkConfig};
 use sandkeep_moat::{
-    InsideDesk, Moat, MoatConfig, Profiles, UpstreamDns,
+    Able, InsideDesk, Moat, MoatConfig, Profiles, UpstreamDns,
     policy::{Policy, Profile, Registries},
 };
 use sandkeep_model::{Error, Result};
 use sandkeep_ward::Check;
+use tokio::runtime::Handle;
 
 use self::{audit::Witness, identity::Identities, secrets::Edge};
 use crate::listed::Resolver;
@@ -25,6 +27,8 @@ pub struct NetworkSettings {
     pub standing: Profile,
     /// Private ranges that policies may name.
     pub allow_private: Vec<IpNet>,
+    /// Open connections one box may have, whatever its policy says.
+    pub connections: u32,
     /// Empty: those of this host.
     pub dns: Vec<Resolver>,
     /// Certificate authorities trusted besides those of this host, as PEM.
@@ -38,6 +42,17 @@ pub struct Parts {
     pub denials: DenialBell,
     pub witness: Arc<Witness>,
     pub identities: Arc<Identities>,
+    pub room: Room,
+}
+
+/// What of the server the moat may use.
+#[derive(Debug)]
+pub struct Room {
+    /// Connections of all boxes together.
+    pub connections: u32,
+    pub runtime: Option<Handle>,
+    /// Where it is kept what boxes were told about names.
+    pub memory: PathBuf,
 }
 
 /// Looks whether this host can have a moat, and makes it.
@@ -51,19 +66,30 @@ pub async fn network(
         denials,
         witness,
         identities,
+        room,
     } = parts;
     let authority_seed = Some(edge.store.subkey("authorities of boxes")?);
     let interceptor = edge.interceptor(settings.upstream_ca.as_deref())?;
     let moat = match sandkeep_moat::probe().await {
-        Ok(()) => Some(Moat::new(MoatConfig {
-            upstream_dns: upstream(&settings.dns),
-            allow_private: settings.allow_private.clone(),
-            hooks: witness,
-            inside: Some(Arc::new(InsideDesk::new(Some(identities)))),
-            interceptor: Some(Arc::new(interceptor)),
-            authority_seed,
-            ..MoatConfig::default()
-        })),
+        Ok(able) => {
+            if !able.tells_refusals {
+                tracing::warn!("{NOT_TOLD}");
+            }
+            Some(Moat::new(MoatConfig {
+                upstream_dns: upstream(&settings.dns),
+                allow_private: settings.allow_private.clone(),
+                hooks: witness,
+                inside: Some(Arc::new(InsideDesk::new(Some(identities)))),
+                interceptor: Some(Arc::new(interceptor)),
+                authority_seed,
+                never: cluster(),
+                most_connections: settings.connections,
+                most_in_all: room.connections,
+                memory: Some(room.memory),
+                runtime: room.runtime,
+                ..MoatConfig::default()
+            }))
+        }
         Err(error) if settings.standing == Profile::AirGapped => {
             tracing::warn!(%error, "boxes have no network on this host");
             None
@@ -95,6 +121,18 @@ pub async fn network(
     })
 }
 
+const NOT_TOLD: &str = "this kernel does not tell of connections it refuses (no nfnetlink_log): those that no rule can allow are refused with their first packet, but are not in the list of denials";
+
+/// The interface of the cluster the server is a part of, if it is of one: what can talk to it can
+/// start programs on every machine of it.
+fn cluster() -> Vec<IpNet> {
+    ["KUBERNETES_SERVICE_HOST", "KUBERNETES_PORT_443_TCP_ADDR"]
+        .iter()
+        .filter_map(|name| std::env::var(name).ok()?.parse::<IpAddr>().ok())
+        .map(IpNet::from)
+        .collect()
+}
+
 fn upstream(dns: &[Resolver]) -> UpstreamDns {
     if dns.is_empty() {
         return UpstreamDns::System;
@@ -106,7 +144,10 @@ fn upstream(dns: &[Resolver]) -> UpstreamDns {
 pub async fn check() -> Check {
     const NAME: &str = "network";
     match sandkeep_moat::probe().await {
-        Ok(()) => Check::ok(NAME, "boxes can be given exactly the network they need"),
+        Ok(Able {
+            tells_refusals: true,
+        }) => Check::ok(NAME, "boxes can be given exactly the network they need"),
+        Ok(_) => Check::warning(NAME, NOT_TOLD, "load the kernel module nfnetlink_log"),
         Err(error) => Check::warning(
             NAME,
             format!("boxes will have none: {}", error.message),

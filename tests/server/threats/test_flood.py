@@ -1,0 +1,120 @@
+"""Sandboxes that take what is everybody's of the server: its descriptors and its attention."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from boxkit import Box, wait_for
+from servers import in_place_of
+
+# Connections to the sandbox's own metadata address, for which no policy is needed. On none of them
+# anything is said. What is refused is tried again, for as long as the flood lasts.
+FLOOD = """
+import resource, selectors, socket, sys, time
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+wanted, end, held = min(4090, most - 50), time.monotonic() + float(sys.argv[1]), []
+while time.monotonic() < end:
+    while len(held) < wanted:
+        s = socket.socket()
+        s.setblocking(False)
+        s.connect_ex((sys.argv[2], int(sys.argv[3])))
+        held.append(s)
+    open("/tmp/flooding", "w").close()
+    time.sleep(0.5)
+    for s in held[:]:
+        try:
+            if s.recv(1) == b"":
+                raise ConnectionResetError
+        except BlockingIOError:
+            continue
+        except OSError:
+            held.remove(s)
+            s.close()
+"""
+BOXES, SECONDS = 6, 40
+
+
+def flooding(boxes, address, port):
+    for box in boxes:
+        box.write("/tmp/flood.py", FLOOD.encode())
+        assert box.root(f"setsid python3 /tmp/flood.py {SECONDS} {address} {port} > /tmp/flood.log 2>&1 < /dev/null &").ok
+    for box in boxes:
+        wait_for(lambda box=box: box.exec(["test", "-e", "/tmp/flooding"]).ok, "it floods", limit=120)
+
+
+def descriptors(server) -> int:
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+
+
+def test_silent_connections_of_sandboxes_without_a_policy_exhaust_no_descriptors(server):
+    """t5.py: five of them took all 20000, and the API answered nobody."""
+    before = descriptors(server)
+    begun = Path(server.log_path).stat().st_size
+    boxes = [Box(server, network={}, timeout_seconds=600) for _ in range(BOXES)]
+    try:
+        flooding(boxes, "169.254.169.254", 80)
+        for _ in range(20):
+            assert server.request("GET", "/v1/health", timeout=60)[0] == 200
+            time.sleep(0.1)
+        with Box(server, timeout_seconds=120) as another:
+            assert another.exec("echo fine").out == "fine\n"
+        # 32 of each, and what a sandbox takes anyway.
+        assert descriptors(server) - before < 100 * (BOXES + 1)
+    finally:
+        for box in boxes:
+            box.kill()
+    with open(server.log_path, "rb") as log:
+        log.seek(begun)
+        said = log.read().decode(errors="replace")
+    assert "os error 24" not in said and "Too many open files" not in said
+    assert said.count("could not take up what a box sent") <= BOXES, said[-2000:]
+
+
+@pytest.fixture
+def narrow(server):
+    """A server with few places."""
+    with in_place_of(server, "--pool-size", "0", "--max-connections", "200") as own:
+        yield own
+
+
+def test_clients_that_never_send_a_head_leave_room_for_those_who_have_the_key(narrow):
+    """More connections than the server has places, all the time. Nothing is said on them."""
+    silent: list[socket.socket] = []
+    stop = threading.Event()
+
+    def flood():
+        while not stop.is_set() and len(silent) < 5000:
+            s = socket.socket()
+            s.setblocking(False)
+            s.connect_ex(("127.0.0.1", narrow.port))
+            silent.append(s)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        wait_for(lambda: len(silent) > 400, "they are more than there are places")
+        for _ in range(30):
+            assert narrow.request("GET", "/v1/sandboxes", timeout=60)[0] == 200
+            time.sleep(0.05)
+        with Box(narrow, timeout_seconds=120) as another:
+            assert another.exec("echo fine").out == "fine\n"
+    finally:
+        stop.set()
+        thread.join()
+        for s in silent:
+            s.close()
+
+
+def test_who_has_no_key_is_answered_and_sent_away(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as s:
+        s.sendall(b"GET /v1/sandboxes HTTP/1.1\r\nHost: x\r\n\r\n")
+        got = b""
+        while piece := s.recv(65536):
+            got += piece
+    assert got.startswith(b"HTTP/1.1 401") and b"connection: close" in got.lower(), got
