@@ -282,7 +282,9 @@ mod tests {
         needles.of(0);
         needles.add_value(SECRET);
         let standing = Standings::default().of(&SandboxId::random());
-        let mark = standing.mark(&Secret::new(SECRET));
+        let secret = Secret::new(SECRET);
+        assert!(standing.admits("key", &secret, None));
+        let mark = standing.mark(&secret);
         Search {
             sought: Arc::new(needles.sought()),
             watched: Arc::new(Watched {

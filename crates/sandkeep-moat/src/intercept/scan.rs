@@ -228,13 +228,17 @@ mod tests {
         "wJalrXUtn-FEMI/K7MDENG_bPx+RfiCYEX=",
     ];
 
-    fn scanner(values: &[&str]) -> Scanner {
+    fn sought(values: &[&str]) -> Arc<Sought> {
         let mut needles = Needles::default();
         for (at, value) in values.iter().enumerate() {
             needles.of(at);
             needles.add_value(value);
         }
-        Scanner::new(Arc::new(needles.sought()))
+        Arc::new(needles.sought())
+    }
+
+    fn scanner(values: &[&str]) -> Scanner {
+        Scanner::new(sought(values))
     }
 
     fn forms(secret: &str) -> Vec<String> {
@@ -275,17 +279,19 @@ mod tests {
     #[test]
     fn found_in_all_forms_wherever_it_is_split() {
         for secret in SECRETS {
+            let sought = sought(&[secret]);
+            let scanner = || Scanner::new(Arc::clone(&sought));
             for form in forms(secret) {
                 let text = format!("say & 100% \\o/ {form} end");
                 let bytes = text.as_bytes();
                 for at in 0..bytes.len() {
-                    let mut scanner = scanner(&[secret]);
+                    let mut scanner = scanner();
                     let (one, other) = bytes.split_at(at);
                     let found = scanner.push(one).is_err() || scanner.push(other).is_err();
                     assert!(found, "{text} at {at}");
                 }
                 for size in 1..7 {
-                    let mut scanner = scanner(&[secret]);
+                    let mut scanner = scanner();
                     let found = bytes.chunks(size).any(|piece| scanner.push(piece).is_err());
                     assert!(found, "{text} in pieces of {size}");
                 }
@@ -317,6 +323,7 @@ mod tests {
             (chance >> 16) as usize
         };
         let mut found = 0;
+        let sought = sought(&[secret]);
         for _ in 0..3000 {
             let mut text: Vec<u8> = (0..next() % 60)
                 .map(|_| letters[next() % letters.len()])
@@ -325,8 +332,8 @@ mod tests {
                 text.extend(forms(secret)[next() % 14].bytes());
             }
             text.extend((0..next() % 40).map(|_| letters[next() % letters.len()]));
-            let mut slow = scanner(&[secret]);
-            let mut whole = scanner(&[secret]);
+            let mut slow = Scanner::new(Arc::clone(&sought));
+            let mut whole = Scanner::new(Arc::clone(&sought));
             let by_bytes = text.chunks(1).try_for_each(|piece| slow.push(piece));
             let at = next() % (text.len() + 1);
             let in_two = whole
@@ -361,13 +368,14 @@ mod tests {
     }
 
     #[test]
-    fn long_values_are_found_by_their_ends_and_odd_ones_too() {
-        let long: String = (0..3000_u32)
-            .map(|at| char::from(b'a' + (at * at % 23) as u8))
+    fn long_values_are_found_by_their_end_and_odd_ones_too() {
+        let long: String = (0..600_u32)
+            .map(|at| format!("{:05x}", at * 2_654_435))
             .collect();
-        assert!(scanner(&[&long]).push(long.as_bytes()).is_err());
-        assert!(scanner(&[&long]).push(long[2000..].as_bytes()).is_err());
-        assert!(scanner(&[&long]).push(long[..300].as_bytes()).is_err());
+        let long = &long[..3000];
+        assert!(scanner(&[long]).push(long.as_bytes()).is_err());
+        assert!(scanner(&[long]).push(&long.as_bytes()[2700..]).is_err());
+        assert!(scanner(&[long]).push(&long.as_bytes()[..2700]).is_ok());
         let phrase = "correct horse & staple";
         assert!(
             scanner(&[phrase])

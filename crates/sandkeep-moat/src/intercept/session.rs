@@ -56,8 +56,8 @@ struct Session {
     connector: Connector,
     secrets: Arc<dyn SecretSource>,
     standing: Arc<Standing>,
-    /// Made for the request before: the next one mostly looks for the same.
-    sought: Mutex<Option<(Needles, Arc<Sought>)>>,
+    /// Kept for the next request, which mostly looks for the same.
+    sought: Mutex<Option<Arc<Sought>>>,
     tongue: Tongue,
     upstream: AsyncMutex<Option<Upstream>>,
     /// Connections that take no more requests; those under way on them go on.
@@ -275,20 +275,15 @@ impl Session {
         }
         let standing = Arc::clone(&self.standing);
         Ok(Some(Search {
-            sought: self.sought(needles),
+            sought: self.sought(&needles),
             watched: Arc::new(Watched { standing, secrets }),
         }))
     }
 
-    fn sought(&self, needles: Needles) -> Arc<Sought> {
+    fn sought(&self, needles: &Needles) -> Arc<Sought> {
+        let sought = self.standing.sought(needles);
         let mut kept = self.sought.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((same, sought)) = &*kept
-            && *same == needles
-        {
-            return Arc::clone(sought);
-        }
-        let sought = Arc::new(needles.sought());
-        *kept = Some((needles, Arc::clone(&sought)));
+        *kept = Some(Arc::clone(&sought));
         sought
     }
 

@@ -9,13 +9,16 @@ use std::{
     collections::HashMap,
     fmt,
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
 use sandkeep_model::{SandboxId, Secret};
 
-use super::automaton::Owners;
+use super::{
+    automaton::Owners,
+    needles::{Needles, Sought},
+};
 
 /// Then the secret is suspended for the box.
 pub const MOST_NEAR_MISSES: u32 = 3;
@@ -47,13 +50,15 @@ pub struct Standing {
     /// When the next one could come if all came as early as they may.
     next: Mutex<Option<Instant>>,
     hasher: RandomState,
+    /// What its connections look for, by the mark of the texts, as long as one of them does.
+    sought: Mutex<HashMap<u64, Weak<Sought>>>,
 }
 
 struct Misses {
-    /// Of which value. Only its hash, with a key of this process.
+    /// Of which value: that of the last request. Only its mark, a hash with a key of this process.
     value: u64,
     count: u32,
-    last: Instant,
+    last: Option<Instant>,
 }
 
 impl fmt::Debug for Standing {
@@ -67,37 +72,51 @@ impl Standing {
     /// what is bound to the box, is forgotten.
     pub fn admits(&self, name: &str, value: &Secret, set: Option<Instant>) -> bool {
         let mut secrets = lock(&self.secrets);
-        let Some(misses) = secrets.get_mut(name) else {
-            return true;
-        };
-        let value = self.hasher.hash_one(value.expose());
-        if misses.value == value && set.is_none_or(|set| misses.last >= set) {
-            return misses.count < MOST_NEAR_MISSES;
-        }
-        secrets.remove(name);
-        true
-    }
-
-    /// How many there were with this one.
-    pub fn near_miss(&self, name: &str, value: u64) -> u32 {
-        let mut secrets = lock(&self.secrets);
-        let last = Instant::now();
+        let value = self.mark(value);
         let fresh = || Misses {
             value,
             count: 0,
-            last,
+            last: None,
         };
         let misses = secrets.entry(name.to_owned()).or_insert_with(fresh);
-        if misses.value != value {
+        if misses.value != value
+            || misses
+                .last
+                .is_some_and(|last| set.is_some_and(|set| last < set))
+        {
             *misses = fresh();
         }
-        misses.count = misses.count.saturating_add(1);
-        misses.last = last;
-        misses.count
+        misses.count < MOST_NEAR_MISSES
+    }
+
+    /// How many there were with this one. What an answer to an earlier value tells is of no use any
+    /// more.
+    fn near_miss(&self, name: &str, value: u64) -> u32 {
+        match lock(&self.secrets).get_mut(name) {
+            Some(misses) if misses.value == value => {
+                misses.count = misses.count.saturating_add(1);
+                misses.last = Some(Instant::now());
+                misses.count
+            }
+            _ => 1,
+        }
     }
 
     pub fn mark(&self, value: &Secret) -> u64 {
         self.hasher.hash_one(value.expose())
+    }
+
+    /// Made once for all connections: it is some hundred kilobytes.
+    pub fn sought(&self, needles: &Needles) -> Arc<Sought> {
+        let mark = self.hasher.hash_one(needles);
+        if let Some(shared) = lock(&self.sought).get(&mark).and_then(Weak::upgrade) {
+            return shared;
+        }
+        let made = Arc::new(needles.sought());
+        let mut all = lock(&self.sought);
+        all.retain(|_, other| other.strong_count() > 0);
+        all.insert(mark, Arc::downgrade(&made));
+        made
     }
 
     fn is_suspended(&self, name: &str, value: u64) -> bool {
@@ -107,7 +126,7 @@ impl Standing {
     }
 
     fn is_spotless(&self) -> bool {
-        lock(&self.secrets).is_empty()
+        lock(&self.secrets).values().all(|misses| misses.count == 0)
     }
 
     /// From when on the end of what came may be shown, if it could be a guess.
@@ -180,18 +199,49 @@ mod tests {
         }
         assert!(!standings.of(&id).admits("key", &one, None));
         assert!(standings.of(&id).admits("key", &other, None));
+        // Streams of before do not count against it.
+        for _ in 0..MOST_NEAR_MISSES {
+            standings.of(&id).near_miss("key", mark);
+        }
+        assert!(standings.of(&id).admits("key", &other, None));
     }
 
     #[test]
     fn boxes_with_misses_are_not_forgotten_for_others() {
         let standings = Standings::default();
         let id = SandboxId::random();
-        standings.of(&id).near_miss("key", 1);
+        let value = Secret::new("one value");
+        assert!(standings.of(&id).admits("key", &value, None));
+        let mark = standings.of(&id).mark(&value);
+        standings.of(&id).near_miss("key", mark);
         for _ in 0..2 * MANY {
-            standings.of(&SandboxId::random());
+            drop(standings.of(&SandboxId::random()));
         }
         assert!(!standings.of(&id).is_spotless());
         assert!(lock(&standings.0).len() <= MANY + 1);
+    }
+
+    #[test]
+    fn connections_share_what_they_look_for_and_nothing_stays() {
+        let standing = Standing::default();
+        let needles = |value: &str| {
+            let mut needles = Needles::default();
+            needles.of(0);
+            needles.add_value(value);
+            needles
+        };
+        let one = standing.sought(&needles("first value"));
+        let same = standing.sought(&needles("first value"));
+        let other = standing.sought(&needles("other value"));
+        assert!(Arc::ptr_eq(&one, &same) && !Arc::ptr_eq(&one, &other));
+        drop((one, same));
+        standing.sought(&needles("third value"));
+        assert_eq!(lock(&standing.sought).len(), 2);
+        assert!(
+            standing
+                .sought(&needles("third value"))
+                .is_in([&b"a third value"[..]].into_iter())
+        );
     }
 
     #[test]
