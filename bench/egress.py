@@ -10,6 +10,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +25,9 @@ WIRE = REPO / "bench" / "egress_wire.py"
 ORIGIN = "198.18.7.7"
 ELSEWHERE = "198.18.7.8"
 POLICY = {"allow": [f"{ORIGIN}/32", "origin.test"]}
+# Makes it a host that is looked into: what comes back is searched for this.
+BOUND = {"credentials": [{"secret": "bench", "host": "origin.test"}]}
+SECRET = "ghp_" + "9fK2mXq7Lw0ZtRb4" * 2 + "abcd"
 SIZE = 1 << 30
 # A number nobody else sleeps for.
 SPAN = f"86400.{os.getpid()}"
@@ -32,17 +36,23 @@ SPAN = f"86400.{os.getpid()}"
 class Cable(World):
     """The namespaces of the tests, with an origin in a process of its own and no capture."""
 
-    def __init__(self):
+    def __init__(self, directory: Path):
         self.here, self.there = new_namespace(), new_namespace()
+        self.certificate, self.served = directory / "origin.pem", directory / "served.pem"
+        key = directory / "key.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                        "-keyout", key, "-out", self.certificate, "-days", "2", "-subj", "/CN=origin.test",
+                        "-addext", "subjectAltName=DNS:origin.test", "-addext", "basicConstraints=critical,CA:FALSE"],
+                       check=True, capture_output=True)  # fmt: skip
+        self.served.write_bytes(self.certificate.read_bytes() + key.read_bytes())
         self.wire()
         self.dns = Dns(self.there)
         self.dns.records["origin.test"] = [(Dns.A, ORIGIN)]
         self.origin = inside(self.there, self.start)
         assert self.origin.stdout.readline() == b"ready\n"
 
-    @staticmethod
-    def start():
-        return subprocess.Popen([sys.executable, str(WIRE), "origin"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def start(self):
+        return subprocess.Popen([sys.executable, str(WIRE), "origin", str(self.served)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def close(self):
         self.origin.stdin.close()
@@ -162,19 +172,36 @@ def main():
     os.environ.setdefault("SANDKEEP_BIN", str(REPO / "target" / "release" / "sandkeep"))
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
     print(f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {os.cpu_count()} cores ({model}), kernel {platform.release()}, `sudo bench/egress {rounds}`\n")
-    cable = Cable()
+    directory = tempfile.TemporaryDirectory()
+    cable = Cable(Path(directory.name))
     enter(cable.here)
-    server = Server("--pool-size", "0", "--dns", f"{RESOLVER}:53", "--allow-private", ",".join(OPENED)).start()
+    server = Server("--pool-size", "0", "--dns", f"{RESOLVER}:53", "--allow-private", ",".join(OPENED),
+                    "--upstream-ca", str(cable.certificate)).start()  # fmt: skip
     try:
-        with Box(server, network=POLICY, timeout_seconds=3600) as box:
+        server.json("POST", "/v1/secrets", {"name": "bench", "value": SECRET})
+        with Box(server, network=POLICY | BOUND, timeout_seconds=3600) as box:
             box.write("/tmp/wire.py", WIRE.read_bytes())
             hurry(os.getpid(), server.pid, cable.origin.pid)
             hurry_box(box)
             report(rounds, server, box)
     finally:
         server.end_boxes()
+        server.request("DELETE", "/v1/secrets/bench?force=true")
         server.stop()
         cable.close()
+
+
+def intercepted(rounds, ways):
+    """To a host with a credential: TLS ends here, and what comes back is searched."""
+    got = turns(rounds, ways, "secure-first-byte", "name", 100)
+    d, m = p50(got["direct"]), p50(got["moat"])
+    print(f"| under interception: new TLS connection to first byte, p50 ms | {d:.3f} | {m:.3f} | +{m - d:.3f} ms |", flush=True)
+    got = turns(rounds, ways, "secure-down", "name", SIZE // 4)
+    d, m = p50(got["direct"]) / 1e9, p50(got["moat"]) / 1e9
+    print(f"| under interception: download of JSON, GB/s | {d:.2f} | {m:.2f} | {m / d:.0%} |", flush=True)
+    got = turns(rounds, ways, "events", "name", 100)
+    d, m = p50(got["direct"]), p50(got["moat"])
+    print(f"| under interception: an event of a stream, p50 ms | {d:.3f} | {m:.3f} | +{m - d:.3f} ms; p99 {p99(got['moat']):.2f} |", flush=True)
 
 
 def report(rounds, server, box):
@@ -195,6 +222,7 @@ def report(rounds, server, box):
         got = turns(rounds, ways, what, ORIGIN, SIZE)
         d, m = p50(got["direct"]) / 1e9, p50(got["moat"]) / 1e9
         print(f"| {name} | {d:.2f} | {m:.2f} | {m / d:.0%} |", flush=True)
+    intercepted(rounds, ways)
     for name, what, address in (
         ("a name that is not allowed: to the refusal, p50 ms", "refused-name", ORIGIN),
         ("an address that is not allowed (TCP)", "refused-address", ELSEWHERE),

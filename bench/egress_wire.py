@@ -1,7 +1,7 @@
 """Both ends of the wire for bench/egress, with nothing but the standard library: the client runs
 on the host and, the same file, in a box.
 
-    egress_wire.py origin                      serves, on all addresses
+    egress_wire.py origin CERTIFICATE          serves, on all addresses (a PEM file, with its key)
     egress_wire.py WHAT ADDRESS [ARGUMENT]     measures, and prints one line of JSON
 """
 
@@ -16,7 +16,10 @@ import sys
 import threading
 import time
 
-ECHO, SOURCE, SINK, WEB = 7001, 7002, 7003, 80
+ECHO, SOURCE, SINK, WEB, SECURE = 7001, 7002, 7003, 80, 443
+NAME = "origin.test"
+# Between two events of a stream, in seconds.
+EVERY = 0.025
 PIECE = 1 << 20
 NOW = struct.pack("ii", 1, 0)
 
@@ -64,10 +67,41 @@ def web(connection):
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n")
 
 
-def origin():
+def secure(connection):
+    """`/bytes/N` sends so many; `/events/N` events with the time they were sent at, which holds for all who share
+    a kernel; everything else is answered in three bytes."""
+    tls, asked = SERVING.wrap_socket(connection, server_side=True), b""
+    while data := tls.recv(65536):
+        asked += data
+        while b"\r\n\r\n" in asked:
+            head, asked = asked.split(b"\r\n\r\n", 1)
+            _, what, *count = head.split(b" ")[1].split(b"/")
+            if what == b"bytes":
+                left = int(count[0])
+                tls.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % left)
+                while left > 0:
+                    left -= tls.send(TEXT[: min(left, PIECE)])
+            elif what == b"events":
+                tls.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for _ in range(int(count[0])):
+                    event = b'data: {"at": %r}\n\n' % time.monotonic()
+                    tls.sendall(b"%x\r\n%s\r\n" % (len(event), event))
+                    time.sleep(EVERY)
+                tls.sendall(b"0\r\n\r\n")
+            else:
+                tls.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n")
+
+
+# What is like an answer of an API, escapes and all.
+TEXT = memoryview((b'{"id": 1234567, "name": "A <b>name</b>", "text": "some words\\nand more, 100%"},\n' * PIECE)[:PIECE])
+SERVING = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+
+def origin(certificate):
+    SERVING.load_cert_chain(certificate)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     threading.stack_size(256 * 1024)
-    for port, work in ((ECHO, echo), (SOURCE, source), (SINK, sink), (WEB, web)):
+    for port, work in ((ECHO, echo), (SOURCE, source), (SINK, sink), (WEB, web), (SECURE, secure)):
         threading.Thread(target=serve, args=(port, work), daemon=True).start()
     print("ready", flush=True)
     sys.stdin.read()
@@ -119,6 +153,40 @@ def no_address(address):
 
 UNCHECKED = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 UNCHECKED.check_hostname, UNCHECKED.verify_mode = False, ssl.CERT_NONE
+
+
+def ask_secure(address, path):
+    """A connection of its own, and what it is answered from the first byte on."""
+    tls = UNCHECKED.wrap_socket(dial(NAME if address == "name" else address, SECURE), server_hostname=NAME)
+    tls.sendall(b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (path.encode(), NAME.encode()))
+    return tls
+
+
+def fresh_secure(address):
+    with ask_secure(address, "/") as tls:
+        assert tls.recv(65536)
+
+
+def secure_down(address, count):
+    with ask_secure(address, f"/bytes/{count}") as tls:
+        buffer, got, start = bytearray(PIECE), 0, time.perf_counter()
+        while got < count:
+            got += tls.recv_into(buffer)
+        return got / (time.perf_counter() - start)
+
+
+def lags(address, count):
+    """How long events of a stream take, in milliseconds."""
+    with ask_secure(address, f"/events/{count}") as tls:
+        got, samples = b"", []
+        while len(samples) < count:
+            got += tls.recv(65536)
+            now = time.monotonic()
+            while b'{"at": ' in got and b"}" in got:
+                _, got = got.split(b'{"at": ', 1)
+                at, got = got.split(b"}", 1)
+                samples.append((now - float(at)) * 1000)
+        return samples
 
 
 def no_server_name(address):
@@ -175,6 +243,12 @@ def measure(what, address, argument):
     if what == "web":
         request = b"GET / HTTP/1.1\r\nHost: origin.test\r\n\r\n"
         return each(argument, lambda: fresh("origin.test" if address == "name" else address, WEB, request))
+    if what == "secure-first-byte":
+        return each(argument, lambda: fresh_secure(address))
+    if what == "secure-down":
+        return secure_down(address, argument)
+    if what == "events":
+        return lags(address, argument)
     if what == "connections":
         return rate(address, argument)
     if what == "down":
@@ -229,6 +303,6 @@ def hold(address, count):
 
 if __name__ == "__main__":
     if sys.argv[1] == "origin":
-        origin()
+        origin(sys.argv[2])
     else:
         print(json.dumps(measure(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0)))

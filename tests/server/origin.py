@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import html
 import http.server
+import json
 import ssl
 import subprocess
+import urllib.parse
 from pathlib import Path
 
 from world import GOOD, Dns, World
+
+
+def each(form: str):
+    return lambda text: "".join(form.format(ord(letter)) for letter in text)
+
+
+def based(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+# How sites show what they were sent.
+FORMS = {
+    "upper case": str.upper,
+    "base64": based,
+    "base64 of JSON": lambda text: based(json.dumps({"headers": {"Authorization": text}})),
+    "base64 in lines in JSON": lambda text: json.dumps(base64.encodebytes(text.encode() * 3).decode()),
+    "base64 in a query": lambda text: urllib.parse.quote(based(text), safe=""),
+    "hex": lambda text: text.encode().hex(),
+    "quote": urllib.parse.quote,
+    "quote, safe=''": lambda text: urllib.parse.quote(text, safe=""),
+    "percent": each("%{:02x}"),
+    "PHP JSON": lambda text: json.dumps(text).replace("/", "\\/"),
+    "JSON escapes": each("\\u{:04x}"),
+    "html.escape": html.escape,
+    "entities": each("&#{};"),
+    "entities, hex": each("&#x{:X};"),
+    "NUL between": lambda text: "\0".join(text),
+}
 
 
 class Request:
@@ -95,6 +127,13 @@ class Origin(World):
                     return self.text(200, "look above\n", {"X-You-Sent": request.all("Authorization")[0]})
                 if path == "/echo-pieces":
                     return self.pieces(request.all("Authorization")[0])
+                if path == "/echo-as":
+                    form = urllib.parse.unquote(self.path.split("?")[1])
+                    return self.text(200, f"-> {FORMS[form](request.all('Authorization')[0])} <-\n")
+                if path == "/say":
+                    return self.say(body, False)
+                if path == "/say-paused":
+                    return self.say(body, True)
                 if path.startswith("/repo.git"):
                     return self.repository(request)
                 self.text(200, "open\n")
@@ -118,9 +157,22 @@ class Origin(World):
                     self.wfile.flush()
                 self.wfile.write(b"0\r\n\r\n")
 
-            def repository(self, request):
-                import base64
+            def say(self, text, paused):
+                """Bytes the box chose, in pieces it chose. `paused`: it waits for the box to leave after the first."""
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                for piece in text.split(b"|"):
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                    self.wfile.flush()
+                    if paused:
+                        self.close_connection = True
+                        with contextlib.suppress(OSError):
+                            self.rfile.read(1)
+                        return
+                self.wfile.write(b"0\r\n\r\n")
 
+            def repository(self, request):
                 wanted = "Basic " + base64.b64encode(f"robot:{origin.expected}".encode()).decode()
                 if request.all("Authorization") != [wanted]:
                     return self.text(401, "who are you?\n", {"WWW-Authenticate": 'Basic realm="r"'})

@@ -7,11 +7,12 @@ import os
 import secrets as randomness
 import subprocess
 import time
+import urllib.parse
 from pathlib import Path
 
 import pytest
 from boxkit import Box, wait_for
-from origin import Origin
+from origin import FORMS, Origin
 from sandkeep_server import Refused, binary
 from servers import boxes_of
 
@@ -148,6 +149,131 @@ def test_a_value_is_not_reflected_into_the_box(make, world, secret):
         assert not any(text in ran.out + ran.err for text in shown), (path, ran)
     why = box.server.json("GET", f"{box.path}/network/denials")["denials"]
     assert any("secret" in denial["why"] for denial in why), why
+
+
+def test_a_value_is_not_reflected_in_any_usual_encoding(walled, make, world):
+    value = f"wJal-{randomness.token_hex(8)}/K7_+{randomness.token_hex(8)}="
+    walled.json("POST", "/v1/secrets", {"name": "token", "value": value})
+    box = make(network=bound())
+    passed = []
+    for form, shown in FORMS.items():
+        before = len(world.requests)
+        ran = fetch(box, f"/echo-as?{urllib.parse.quote(form)}", "good.test", "--output", "/tmp/got")
+        assert len(world.requests) > before, "it did reach the origin"
+        if ran.ok and "secret_reflected" not in box.root(["cat", "/tmp/got"]).out:
+            passed.append((form, shown(f"Bearer {value}")))
+    walled.json("DELETE", "/v1/secrets/token?force=true")
+    assert not passed, passed
+
+
+# What a program in the box can do: it has the origin give back a guess, and looks at how it comes.
+GUESSER = """
+import socket, ssl
+
+def ask(path, body):
+    raw = socket.create_connection(("good.test", 443), timeout=60)
+    tls = ssl.create_default_context().wrap_socket(raw, server_hostname="good.test")
+    head = f"POST {path} HTTP/1.1\\r\\nHost: good.test\\r\\nConnection: close\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
+    tls.sendall(head.encode() + body)
+    return tls
+
+def chunk_sizes(guess):
+    got = b""
+    with ask("/say", b"here it is: " + guess + b"|and this was all") as tls:
+        while data := tls.recv(65536):
+            got += data
+    rest, sizes = got.split(b"\\r\\n\\r\\n", 1)[1], []
+    while rest:
+        size, rest = rest.split(b"\\r\\n", 1)
+        sizes.append(int(size, 16))
+        rest = rest[int(size, 16) + 2:]
+    return sizes
+
+def after_a_pause(guess):
+    got = b""
+    with ask("/say-paused", b"data: " + guess) as tls:
+        try:
+            while data := tls.recv(65536):
+                got += data
+                if b"credential_suspended" in got:
+                    return "suspended"
+                if got.endswith(guess + b"\\r\\n"):
+                    return "all"
+        except TimeoutError:
+            return "held"
+        except OSError:
+            pass
+    return "cut"
+
+def recovered(known, seen, times, most):
+    while len(known) < most:
+        for letter in b"0123456789abcdef":
+            guess = known + bytes([letter])
+            if all(seen(guess) not in (seen(known + b"~"), "suspended") for _ in range(times)):
+                known = guess
+                break
+        else:
+            break
+    return known.decode()
+"""
+
+
+def guessed(box, program):
+    box.write("/tmp/guesser.py", (GUESSER + program).encode())
+    ran = box.exec(["python3", "/tmp/guesser.py"], http_timeout=600, timeout_ms=600_000)
+    assert ran.ok, ran
+    return ran.out.strip()
+
+
+def guessable(server, world):
+    value = "ghp_" + randomness.token_hex(8)
+    server.json("POST", "/v1/secrets", {"name": "token", "value": value})
+    world.expected = value
+    return value
+
+
+def test_the_search_for_a_secret_is_no_oracle(walled, make, world):
+    value = guessable(walled, world)
+    box = make(network=bound())
+    # From nothing, and from each beginning but the whole.
+    found = guessed(box, f"""
+for known in range(4, {len(value) - 1}):
+    print(recovered({value!r}[:known].encode(), chunk_sizes, 3, {len(value) - 1}))
+""").splitlines()  # fmt: skip
+    assert found == [value[:known] for known in range(4, len(value) - 1)], "found out more than it knew"
+    walled.json("DELETE", "/v1/secrets/token?force=true")
+
+
+def test_guessing_a_secret_by_pauses_suspends_it(walled, make, world):
+    value = guessable(walled, world)
+    box = make(network=bound())
+    run = f"print(recovered({value!r}[:%d].encode(), after_a_pause, 1, {len(value)}))"
+    assert guessed(box, run % 4) == value[:4], "five letters tell nothing"
+    found = guessed(box, run % 5)
+    assert len(found) <= 8, f"three near-misses tell no more than three letters: {found}"
+    denials = [denial["why"] for denial in walled.json("GET", f"{box.path}/network/denials")["denials"]]
+    for count in (1, 2, 3):
+        assert any(f'"token": near-miss {count} of 3' in why for why in denials), denials
+    entries = walled.json("GET", f"/v1/audit?sandbox_id={box.id}&kind=connection_denied&limit=1000")["entries"]
+    reasons = [str(entry["detail"]) for entry in entries]
+    assert sum("near-miss" in reason for reason in reasons) == 3, reasons
+    assert not any(value[:6] in str(entry) for entry in entries)
+    # Suspended for this box: also where nothing would be attached, and after a pause of the box.
+    before = len(world.requests)
+    assert body_of(fetch(box))["error"] == "credential_suspended"
+    walled.json("POST", f"{box.path}/pause")
+    walled.json("POST", f"{box.path}/resume")
+    assert body_of(fetch(box))["error"] == "credential_suspended"
+    assert len(world.requests) == before
+    assert fetch(make(network=bound())).out == "welcome\n", "others are not concerned"
+    # Who set it decides what then.
+    walled.json("PUT", f"{box.path}/network", {"credentials": bound()["credentials"]})
+    assert fetch(box).out == "welcome\n"
+    assert len(guessed(box, run % 5)) <= 8
+    assert body_of(fetch(box))["error"] == "credential_suspended"
+    store(walled, world)
+    assert fetch(box).out == "welcome\n"
+    walled.json("DELETE", "/v1/secrets/token?force=true")
 
 
 def test_a_placeholder_is_replaced_for_its_host_alone(make, world, secret):

@@ -11,7 +11,7 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use sandkeep_model::Secret;
 use zeroize::Zeroizing;
 
-use super::scan::Needles;
+use super::needles::Needles;
 use crate::policy::Place;
 
 /// The value does not fit where it is to go, for example because of a line break in it.
@@ -39,7 +39,7 @@ pub fn attach(
         }
         Place::Basic { user } => {
             let pair = Zeroizing::new(format!("{user}:{}", value.expose()));
-            set_basic(&mut parts.headers, pair.as_bytes(), needles)?;
+            set_basic(&mut parts.headers, pair.as_bytes(), value, needles)?;
             Ok(true)
         }
         Place::Query { name } => {
@@ -71,9 +71,14 @@ fn remove_lookalikes(headers: &mut HeaderMap, name: &HeaderName) {
     }
 }
 
-fn set_basic(headers: &mut HeaderMap, pair: &[u8], needles: &mut Needles) -> Result<(), Misfit> {
+fn set_basic(
+    headers: &mut HeaderMap,
+    pair: &[u8],
+    value: &Secret,
+    needles: &mut Needles,
+) -> Result<(), Misfit> {
     let encoded = Zeroizing::new(STANDARD.encode(pair));
-    needles.add(encoded.as_bytes());
+    needles.add_pair(value.expose(), &encoded);
     let text = Zeroizing::new(format!("Basic {}", *encoded));
     headers.insert(AUTHORIZATION, sensitive(text.as_bytes())?);
     Ok(())
@@ -134,7 +139,7 @@ fn in_basic(
         return Ok(false);
     };
     match replace(&pair, text, value) {
-        Some(changed) => set_basic(headers, &changed, needles).map(|()| true),
+        Some(changed) => set_basic(headers, &changed, value, needles).map(|()| true),
         None => Ok(false),
     }
 }

@@ -1,12 +1,23 @@
 //! Headers that are about one connection and not about the request.
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
-        ALT_SVC, CONNECTION, CONTENT_LENGTH, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-        TRANSFER_ENCODING, UPGRADE,
+        ACCEPT_CHARSET, ACCEPT_ENCODING, ALT_SVC, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH,
+        CONTENT_RANGE, HOST, IF_RANGE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE,
+        SEC_WEBSOCKET_EXTENSIONS, TE, TRANSFER_ENCODING, UPGRADE,
     },
+    response::Parts,
 };
+
+use super::http2;
+
+const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+/// An old name of `Range` that servers still know.
+const REQUEST_RANGE: HeaderName = HeaderName::from_static("request-range");
+/// Asks for the difference to what the client has.
+const A_IM: HeaderName = HeaderName::from_static("a-im");
 
 /// Takes out what does not go further than the next hop. `switching`: the request asks for, or the
 /// response makes, a change of protocol.
@@ -42,6 +53,51 @@ pub fn strip_response(headers: &mut HeaderMap, switching: bool) {
     // The length is told by what is sent, and HTTP/3 does not get out.
     headers.remove(TRANSFER_ENCODING);
     headers.remove(ALT_SVC);
+}
+
+/// Asks for an answer that can be searched: whole, and neither compressed nor in a rare charset.
+pub fn ask_for_plain(headers: &mut HeaderMap) {
+    for name in [
+        RANGE,
+        IF_RANGE,
+        REQUEST_RANGE,
+        A_IM,
+        ACCEPT_CHARSET,
+        SEC_WEBSOCKET_EXTENSIONS,
+    ] {
+        headers.remove(name);
+    }
+    let identity = HeaderValue::from_static("identity");
+    headers.insert(ACCEPT_ENCODING, identity.clone());
+    if http2::is_grpc(headers) {
+        headers.insert(GRPC_ACCEPT_ENCODING, identity);
+    }
+}
+
+/// Why an answer can not be searched, if it can not.
+pub fn unreadable(answer: &Parts) -> Option<&'static str> {
+    let headers = &answer.headers;
+    let other_than = |name, plain: &'static [u8]| {
+        headers
+            .get_all(name)
+            .iter()
+            .any(move |value| !value.as_bytes().trim_ascii().eq_ignore_ascii_case(plain))
+    };
+    if other_than(CONTENT_ENCODING, b"identity")
+        || other_than(GRPC_ENCODING, b"identity")
+        || other_than(TRANSFER_ENCODING, b"chunked")
+        || headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
+    {
+        return Some(
+            "it is compressed though that was not asked for, so it cannot be searched for secrets",
+        );
+    }
+    let refused = answer.status == StatusCode::RANGE_NOT_SATISFIABLE;
+    let part = [StatusCode::PARTIAL_CONTENT, StatusCode::IM_USED].contains(&answer.status)
+        || (headers.contains_key(CONTENT_RANGE) && !refused);
+    part.then_some(
+        "it is a part though the whole was asked for, and parts of a secret are not recognized",
+    )
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use super::{
     secrets::{NoSecrets, SecretSource},
     session,
+    standing::Standings,
     upstream::{Connector, Trust},
 };
 use crate::{
@@ -44,6 +45,7 @@ impl fmt::Debug for InterceptConfig {
 pub struct TlsInterceptor {
     connector: Connector,
     config: InterceptConfig,
+    standings: Standings,
 }
 
 impl TlsInterceptor {
@@ -52,6 +54,7 @@ impl TlsInterceptor {
         Ok(Self {
             connector: Connector::new(&config.trust)?,
             config,
+            standings: Standings::default(),
         })
     }
 }
@@ -67,8 +70,9 @@ impl Interceptor for TlsInterceptor {
             let Some(stream) = accept(stream, &way).await else {
                 return;
             };
+            let standing = self.standings.of(way.id());
             let secrets = Arc::clone(&self.config.secrets);
-            session::serve(stream, way, self.connector.clone(), secrets).await;
+            session::serve(stream, way, self.connector.clone(), secrets, standing).await;
         })
     }
 }

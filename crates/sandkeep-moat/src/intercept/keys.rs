@@ -1,6 +1,9 @@
 //! What a box has at the edge: its authority, made when first needed, and what is bound to hosts.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::{
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Instant,
+};
 
 use sandkeep_model::{Result, SandboxId, Secret};
 
@@ -10,7 +13,15 @@ use crate::policy::{Binding, Host};
 #[derive(Debug, Default)]
 pub(crate) struct BoxKeys {
     authority: Mutex<Option<Arc<Authority>>>,
-    bindings: RwLock<Vec<Arc<Binding>>>,
+    bindings: RwLock<Bindings>,
+}
+
+#[derive(Debug, Default)]
+struct Bindings {
+    all: Vec<Arc<Binding>>,
+    /// Whether they were set at all: the first time is no decision of anybody, the box is attached.
+    given: bool,
+    set: Option<Instant>,
 }
 
 impl BoxKeys {
@@ -29,11 +40,21 @@ impl BoxKeys {
     }
 
     pub fn set_bindings(&self, bindings: Vec<Binding>) {
-        let shared = bindings.into_iter().map(Arc::new).collect();
-        *self
+        let mut own = self
             .bindings
             .write()
-            .unwrap_or_else(PoisonError::into_inner) = shared;
+            .unwrap_or_else(PoisonError::into_inner);
+        own.all = bindings.into_iter().map(Arc::new).collect();
+        own.set = own.given.then(Instant::now);
+        own.given = true;
+    }
+
+    /// When they were set by hand, while the box was attached.
+    pub fn set(&self) -> Option<Instant> {
+        self.bindings
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .set
     }
 
     /// Those for exactly this host and port.
@@ -41,6 +62,7 @@ impl BoxKeys {
         self.bindings
             .read()
             .unwrap_or_else(PoisonError::into_inner)
+            .all
             .iter()
             .filter(|binding| binding.is_for(host, port))
             .cloned()

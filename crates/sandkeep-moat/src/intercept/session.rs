@@ -8,11 +8,8 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
-    header::{
-        ACCEPT_ENCODING, CONTENT_ENCODING, HOST, SEC_WEBSOCKET_EXTENSIONS, TRANSFER_ENCODING,
-        UPGRADE,
-    },
+    HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    header::{HOST, UPGRADE},
     request::Parts,
 };
 use http_body_util::{Either, Full};
@@ -29,12 +26,14 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
     attach::attach,
-    headers::{strip_hop_by_hop, strip_response},
+    gate::{Search, Stop},
+    headers::{ask_for_plain, strip_hop_by_hop, strip_response, unreadable},
     http2::{self, Tied},
+    needles::{Needles, Sought},
     relay::relay,
-    scan::Needles,
     scan_body::ScanBody,
     secrets::{SecretSource, SecretUse},
+    standing::{MOST_NEAR_MISSES, Standing, Watched},
     upstream::{ConnectError, Connector, Tongue, Upstream},
 };
 use crate::{
@@ -49,9 +48,6 @@ use crate::{
 /// think for minutes before they say a word.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3600);
 
-const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
-const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
-
 type Body = Either<ScanBody, Full<Bytes>>;
 type Refusal = Box<Response<Full<Bytes>>>;
 
@@ -59,6 +55,9 @@ struct Session {
     way: Wayout,
     connector: Connector,
     secrets: Arc<dyn SecretSource>,
+    standing: Arc<Standing>,
+    /// Kept for the next request, which mostly looks for the same.
+    sought: Mutex<Option<Arc<Sought>>>,
     tongue: Tongue,
     upstream: AsyncMutex<Option<Upstream>>,
     /// Connections that take no more requests; those under way on them go on.
@@ -71,6 +70,7 @@ pub async fn serve(
     way: Wayout,
     connector: Connector,
     secrets: Arc<dyn SecretSource>,
+    standing: Arc<Standing>,
 ) {
     let head_within = way.view().0.shared.patience.head_within;
     let tongue = match stream.get_ref().1.alpn_protocol() {
@@ -81,6 +81,8 @@ pub async fn serve(
         way,
         connector,
         secrets,
+        standing,
+        sought: Mutex::default(),
         tongue,
         upstream: AsyncMutex::default(),
         retired: Mutex::default(),
@@ -137,12 +139,12 @@ impl Session {
             .then(|| on(&mut request));
         let (mut parts, body) = request.into_parts();
         self.make_plain(&mut parts, from_box.is_some())?;
-        let needles = self.attach_all(&mut parts, &bound).await?;
+        let search = self.attach_all(&mut parts, &bound).await?;
         let sent = self.send(Request::from_parts(parts, body));
         let response = timeout(ANSWER_WITHIN, sent)
             .await
             .map_err(|_| self.unreachable("it did not answer in time"))?;
-        self.pass_back(response?, from_box, needles)
+        self.pass_back(response?, from_box, search)
     }
 
     fn host(&self) -> String {
@@ -229,11 +231,9 @@ impl Session {
         &self,
         parts: &mut Parts,
         bound: &[Arc<Binding>],
-    ) -> Result<Needles, Refusal> {
+    ) -> Result<Option<Search>, Refusal> {
         let mut needles = Needles::default();
-        if bound.is_empty() {
-            return Ok(needles);
-        }
+        let mut secrets = Vec::new();
         let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
         for binding in bound {
             let goes = binding.goes_with(method.as_str(), &path);
@@ -243,7 +243,15 @@ impl Session {
                 Err(error) if goes => return Err(self.without(binding, &error.message)),
                 Err(_) => continue,
             };
+            let name = binding.source.key();
+            // Also where it would not go: a search for it is what would tell of it.
+            let set = self.way.view().0.keys.set();
+            if !self.standing.admits(&name, &value, set) {
+                return Err(self.suspended(&name));
+            }
+            needles.of(secrets.len());
             needles.add_value(value.expose());
+            secrets.push((name, self.standing.mark(&value)));
             if !goes {
                 continue;
             }
@@ -259,14 +267,33 @@ impl Session {
                 });
             }
         }
-        // What comes back must be readable for the scan.
-        let identity = HeaderValue::from_static("identity");
-        parts.headers.insert(ACCEPT_ENCODING, identity.clone());
-        if http2::is_grpc(&parts.headers) {
-            parts.headers.insert(GRPC_ACCEPT_ENCODING, identity);
+        if !bound.is_empty() {
+            ask_for_plain(&mut parts.headers);
         }
-        parts.headers.remove(SEC_WEBSOCKET_EXTENSIONS);
-        Ok(needles)
+        if needles.is_empty() {
+            return Ok(None);
+        }
+        let standing = Arc::clone(&self.standing);
+        Ok(Some(Search {
+            sought: self.sought(&needles),
+            watched: Arc::new(Watched { standing, secrets }),
+        }))
+    }
+
+    fn sought(&self, needles: &Needles) -> Arc<Sought> {
+        let sought = self.standing.sought(needles);
+        let mut kept = self.sought.lock().unwrap_or_else(PoisonError::into_inner);
+        *kept = Some(Arc::clone(&sought));
+        sought
+    }
+
+    fn suspended(&self, name: &str) -> Refusal {
+        let why = format!(
+            "\"{name}\" is suspended for this sandbox: answers stopped in the middle of it {MOST_NEAR_MISSES} times, as they do when it is being guessed"
+        );
+        let hint = "the request was not sent; the operator of this server can store a new value, or set the credentials of the sandbox again";
+        self.way.deny(&self.host(), why.clone(), hint);
+        self.broken("credential_suspended", &why, hint)
     }
 
     fn without(&self, binding: &Binding, why: &str) -> Refusal {
@@ -350,18 +377,18 @@ impl Session {
         &self,
         mut response: Response<Incoming>,
         from_box: Option<OnUpgrade>,
-        needles: Needles,
+        search: Option<Search>,
     ) -> Result<Response<Body>, Refusal> {
-        if shows(response.headers(), &needles) {
-            reflected(&self.way);
-            return Err(self.broken("secret_reflected", REFLECTED, REFLECTED_HINT));
-        }
-        if !needles.is_empty() && is_encoded(response.headers()) {
-            return Err(self.broken(
-                "unreadable_response",
-                "it is compressed though that was not asked for, so it can not be searched for secrets",
-                "ask for another form of it",
-            ));
+        if let Some(search) = &search {
+            if search.is_in(response.headers()) {
+                stopped(&self.way, Stop::Reflected, search);
+                return Err(self.broken("secret_reflected", REFLECTED, REFLECTED_HINT));
+            }
+            let (parts, body) = response.into_parts();
+            if let Some(why) = unreadable(&parts) {
+                return Err(self.broken("unreadable_response", why, "ask for another form of it"));
+            }
+            response = Response::from_parts(parts, body);
         }
         let switching = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if switching {
@@ -369,24 +396,27 @@ impl Session {
                 let why = "the server switched protocols unasked";
                 return Err(self.unreachable(why));
             };
-            self.switch(from_box, on(&mut response), needles.clone());
+            self.switch(from_box, on(&mut response), search.clone());
         }
         strip_response(response.headers_mut(), switching);
         // Free text that nobody needs, and a place to show a secret.
         response.extensions_mut().remove::<ReasonPhrase>();
         *response.version_mut() = Version::HTTP_11;
-        let way = self.way.clone();
-        Ok(
-            response
-                .map(|body| Either::Left(ScanBody::new(body, needles, move || reflected(&way)))),
-        )
+        let (way, told) = (self.way.clone(), search.clone());
+        let found = move |why| {
+            if let Some(search) = told {
+                stopped(&way, why, &search);
+            }
+        };
+        Ok(response.map(|body| Either::Left(ScanBody::new(body, search, found))))
     }
 
-    fn switch(&self, from_box: OnUpgrade, from_server: OnUpgrade, needles: Needles) {
+    fn switch(&self, from_box: OnUpgrade, from_server: OnUpgrade, search: Option<Search>) {
         let way = self.way.clone();
         let both = tokio::spawn(async move {
-            if relay(from_box, from_server, needles).await {
-                reflected(&way);
+            let told = search.clone();
+            if let (Err(why), Some(search)) = (relay(from_box, from_server, search).await, told) {
+                stopped(&way, why, &search);
             }
         });
         *self.switched.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -398,28 +428,29 @@ const REFLECTED: &str = "the response holds a secret that was added to the reque
 const REFLECTED_HINT: &str =
     "it was cut off; ask for something that does not show the credentials of the request";
 
-fn reflected(way: &Wayout) {
-    way.deny(&way.host().to_string(), REFLECTED, REFLECTED_HINT);
-}
-
-fn shows(headers: &HeaderMap, needles: &Needles) -> bool {
-    headers
-        .values()
-        .any(|value| needles.are_in(value.as_bytes()))
-        || headers
-            .keys()
-            .any(|name| needles.are_in(name.as_str().as_bytes()))
-}
-
-/// Whether the body is something else than it will be when it is used.
-fn is_encoded(headers: &HeaderMap) -> bool {
-    let other_than = |name, plain: &'static [u8]| {
-        headers
-            .get_all(name)
-            .iter()
-            .any(move |value| !value.as_bytes().trim_ascii().eq_ignore_ascii_case(plain))
-    };
-    other_than(CONTENT_ENCODING, b"identity")
-        || other_than(GRPC_ENCODING, b"identity")
-        || other_than(TRANSFER_ENCODING, b"chunked")
+/// Takes down why an answer did not go on.
+fn stopped(way: &Wayout, why: Stop, search: &Search) {
+    let host = way.host().to_string();
+    match why {
+        Stop::Reflected => way.deny(&host, REFLECTED, REFLECTED_HINT),
+        Stop::NearMiss(of) => {
+            for (name, count) in search.watched.near_miss(of) {
+                let why = format!(
+                    "the response stopped after the first bytes of \"{name}\": near-miss {count} of {MOST_NEAR_MISSES}"
+                );
+                let hint = "it was cut off; a program that guesses a secret does this, and then its host is closed to the sandbox";
+                way.deny(&host, why, hint);
+            }
+        }
+        Stop::Suspended => way.deny(
+            &host,
+            "a secret of this host was suspended while the response was under way",
+            "it was cut off; the operator of this server can set the credentials again",
+        ),
+        Stop::Unreadable => way.deny(
+            &host,
+            "the server sent WebSocket frames that cannot be searched for secrets",
+            "it was cut off; it must send them unmasked, not compressed, and as RFC 6455 has them",
+        ),
+    }
 }

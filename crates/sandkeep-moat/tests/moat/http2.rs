@@ -18,7 +18,7 @@ use crate::{
 type Sender = SendRequest<Full<Bytes>>;
 
 /// A connection from the box.
-async fn speak(
+pub async fn speak(
     scene: &Scene,
     moat: &BoxMoat,
     server: &'static str,

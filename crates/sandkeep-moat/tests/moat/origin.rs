@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
-    sync::Barrier,
+    sync::{Barrier, Semaphore},
 };
 
 use crate::world::{GOOD, World, at, dial, in_world_with};
@@ -170,11 +170,16 @@ async fn answer(
     let body = request.into_body().collect().await.unwrap().to_bytes();
     let auth = authorization(&headers);
     let never = headers.iter().any(|(name, _)| name == "x-never");
+    let go = headers.iter().find(|(name, _)| name == "x-go");
+    let go = go.map(|(_, name)| signal(name));
     log.lock().unwrap().push(Heard {
-        line,
+        line: line.clone(),
         headers,
         body: body.len(),
     });
+    if path == "/go" {
+        go.as_ref().unwrap().add_permits(1);
+    }
     if never {
         std::future::pending::<()>().await;
     }
@@ -184,22 +189,27 @@ async fn answer(
     if let Some(upgrade) = upgrade {
         tokio::spawn(async move {
             let mut stream = TokioIo::new(upgrade.await.unwrap());
-            let mut word = [0; 4];
-            while stream.read_exact(&mut word).await.is_ok() {
-                let said = if &word == b"auth" {
-                    auth.as_bytes()
-                } else {
-                    &word
-                };
-                stream.write_all(said).await.unwrap();
+            // What it is sent, each with its length before it, it sends back as it is.
+            while let Ok(length) = stream.read_u32().await {
+                let mut said = vec![0; usize::try_from(length).unwrap()];
+                stream.read_exact(&mut said).await.unwrap();
+                if said == b"auth" {
+                    said = frame(0x81, auth.as_bytes());
+                }
+                // The box may be gone.
+                if stream.write_all(&said).await.is_err() {
+                    break;
+                }
             }
         });
-        return Ok(Response::builder()
+        let mut response = Response::builder()
             .status(StatusCode::SWITCHING_PROTOCOLS)
             .header(header::CONNECTION, "Upgrade")
-            .header(header::UPGRADE, "websocket")
-            .body(whole(""))
-            .unwrap());
+            .header(header::UPGRADE, "websocket");
+        if line.ends_with("?packed") {
+            response = response.header("sec-websocket-extensions", "permessage-deflate");
+        }
+        return Ok(response.body(whole("")).unwrap());
     }
     let response = Response::builder();
     Ok(match path.as_str() {
@@ -219,10 +229,79 @@ async fn answer(
         "/packed/messages" => response
             .header("grpc-encoding", "gzip")
             .body(whole("not really")),
+        // Bytes the box chose, in pieces it chose.
+        "/say" => response.body(said(&body, None)),
+        // The same, but every piece after the first waits for a request to `/go`.
+        "/say/paused" => response.body(said(&body, go)),
+        "/say/header" => response
+            .header("x-said", http::HeaderValue::from_bytes(&body).unwrap())
+            .body(whole("")),
+        "/say/halves" => {
+            let (one, other) = body.split_at(body.len() / 2);
+            response
+                .header("x-one", one)
+                .header("x-other", other)
+                .body(whole(""))
+        }
+        "/part" => response
+            .status(StatusCode::PARTIAL_CONTENT)
+            .header(header::CONTENT_RANGE, "bytes 0-3/8")
+            .body(whole("half")),
         "/large" => response.body(whole(vec![b'x'; 8 << 20])),
         _ => response.body(whole("hello")),
     }
     .unwrap())
+}
+
+/// What a site in a test waits for.
+fn signal(name: &str) -> Arc<Semaphore> {
+    static SIGNALS: LazyLock<Mutex<HashMap<String, Arc<Semaphore>>>> =
+        LazyLock::new(Mutex::default);
+    let mut signals = SIGNALS.lock().unwrap();
+    let made = || Arc::new(Semaphore::new(0));
+    Arc::clone(signals.entry(name.to_owned()).or_insert_with(made))
+}
+
+/// Between two pieces.
+pub const NEXT_PIECE: u8 = 0x1e;
+
+fn said(body: &Bytes, go: Option<Arc<Semaphore>>) -> Body {
+    let pieces: Vec<Bytes> = body
+        .split(|byte| *byte == NEXT_PIECE)
+        .map(Bytes::copy_from_slice)
+        .collect();
+    let stream = futures_util::stream::unfold(
+        (pieces.into_iter(), None::<Arc<Semaphore>>, go),
+        |(mut pieces, wait, go)| async move {
+            let piece = pieces.next()?;
+            if let Some(wait) = wait {
+                wait.acquire().await.unwrap().forget();
+            }
+            Some((Ok(Frame::data(piece)), (pieces, go.clone(), go)))
+        },
+    );
+    StreamBody::new(stream).boxed()
+}
+
+/// A WebSocket frame of a server.
+pub fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![first];
+    match u8::try_from(payload.len()) {
+        Ok(length @ ..126) => frame.push(length),
+        _ => {
+            frame.push(126);
+            let length = u16::try_from(payload.len()).unwrap();
+            frame.extend_from_slice(&length.to_be_bytes());
+        }
+    }
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// For the site at `/ws`.
+pub fn told(said: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(said.len()).unwrap();
+    [&length.to_be_bytes(), said].concat()
 }
 
 fn authorization(headers: &[(String, String)]) -> String {

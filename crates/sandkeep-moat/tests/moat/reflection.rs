@@ -8,7 +8,9 @@ use std::{
 use serde_json::json;
 
 use crate::{
-    origin::{CANARY, authority, bearer, connect, refused_because, request, scene, until},
+    origin::{
+        CANARY, authority, bearer, connect, frame, refused_because, request, scene, told, until,
+    },
     world::denied,
 };
 
@@ -71,12 +73,13 @@ fn a_websocket_passes_but_not_with_the_secret() {
                 }
                 assert!(head.starts_with(b"HTTP/1.1 101"));
                 for word in [b"ping", b"pong"] {
-                    tls.write_all(word).unwrap();
-                    let mut echo = [0; 4];
+                    let said = frame(0x81, word);
+                    tls.write_all(&told(&said)).unwrap();
+                    let mut echo = [0; 6];
                     tls.read_exact(&mut echo).unwrap();
-                    assert_eq!(&echo, word);
+                    assert_eq!(echo[..], said);
                 }
-                tls.write_all(b"auth").unwrap();
+                tls.write_all(&told(b"auth")).unwrap();
                 let mut rest = Vec::new();
                 // Ends with an error or without: it ends.
                 drop(tls.read_to_end(&mut rest));
