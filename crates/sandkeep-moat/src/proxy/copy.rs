@@ -26,17 +26,16 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; LARGE]);
 }
 
-/// `head` was read from the client before and goes first.
+/// `head` gives what was read from the client before and goes first. Until it is there, only what
+/// the server says is passed on.
 pub async fn both_ways(
     client: &TcpStream,
     upstream: &TcpStream,
-    head: Vec<u8>,
+    head: impl Future<Output = io::Result<Vec<u8>>>,
     meter: &Meter,
 ) -> io::Result<()> {
-    tokio::try_join!(
-        one_way(client, upstream, head, Way::Out, meter),
-        one_way(upstream, client, Vec::new(), Way::In, meter),
-    )?;
+    let out = async { one_way(client, upstream, head.await?, Way::Out, meter).await };
+    tokio::try_join!(out, one_way(upstream, client, Vec::new(), Way::In, meter),)?;
     Ok(())
 }
 

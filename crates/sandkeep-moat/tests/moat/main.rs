@@ -11,6 +11,7 @@ mod http2;
 mod inside;
 mod intercept;
 mod limits;
+mod narrowed;
 mod origin;
 mod plain;
 mod reflection;
