@@ -360,7 +360,7 @@ mod tests {
     fn patterns_and_paths_may_be_encoded() {
         let pattern = PathPattern::new("/a%20b/\u{e9}/*").unwrap();
         assert!(pattern.matches("/a%20b/%C3%A9/x"));
-        assert!(pattern.matches("/%61%20b/%c3%a9/x"));
+        assert!(pattern.matches("/a%20b/%c3%a9/x"));
         let pattern = PathPattern::new("/public*").unwrap();
         assert!(pattern.matches("/public/x;v=1"));
         // To some servers it is /open/private.

@@ -12,10 +12,10 @@ use tokio::{
 use super::{
     copy, dial,
     dial::DialError,
-    first_words::Kind,
+    first_words::{self, Kind},
     hello::{self, Hello, MAX_HELLO},
     http,
-    meter::{Flow, Meter},
+    meter::{Flow, Meter, Way},
     peek::{Peeked, peek, read_more},
     seam::Intercepted,
     stream::BoxStream,
@@ -117,6 +117,25 @@ pub async fn serve(state: Arc<BoxState>, stream: TcpStream) {
     }
 }
 
+/// What is still looked at where bytes are passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    No,
+    /// At how the client begins, when it does.
+    AtFirst,
+    /// At the end of the first line.
+    AtLine,
+}
+
+impl Look {
+    const fn after(kind: Kind) -> Self {
+        match kind {
+            Kind::Binary => Self::AtLine,
+            _ => Self::No,
+        }
+    }
+}
+
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
@@ -175,7 +194,7 @@ impl Connection {
             (Ok(Peeked::Kind(kind)), found) => self.decide(kind, found, policy).await,
             (Ok(Peeked::Silent), Some(found)) => self.server_first(found).await,
             (Ok(Peeked::Unfinished), Some(found)) if by_rule => {
-                self.pass(Via::Tcp, found.basis, found.rule, None, false)
+                self.pass(Via::Tcp, found.basis, found.rule, None, Look::No)
                     .await
             }
             (Ok(Peeked::Unfinished), _) => {
@@ -228,8 +247,8 @@ impl Connection {
         if kind == Kind::Http1 {
             return http::serve(self, by_rule).await;
         }
-        if kind == Kind::Raw {
-            return self.raw(by_address, policy).await;
+        if let Kind::Raw | Kind::Binary = kind {
+            return self.raw(by_address, policy, Look::after(kind)).await;
         }
         // What goes on unseen must not be for a name that is narrowed.
         let by_rule = match by_rule {
@@ -238,7 +257,7 @@ impl Connection {
         };
         match (kind, by_rule) {
             (Kind::Tls, by_rule) => self.tls(by_rule, policy).await,
-            (_, Some(found)) => self.pass(Via::Tcp, found.basis, found.rule, None, false).await,
+            (_, Some(found)) => self.pass(Via::Tcp, found.basis, found.rule, None, Look::No).await,
             (_, None) => self.refuse_address(
                 "HTTP/2 without TLS hides which host each request is for, and so does malformed HTTP",
             ),
@@ -246,17 +265,19 @@ impl Connection {
     }
 
     /// Bytes that are neither TLS nor HTTP.
-    async fn raw(self, by_address: Option<ByAddress>, policy: &Policy) -> End {
+    async fn raw(self, by_address: Option<ByAddress>, policy: &Policy, look: Look) -> End {
         let Some(found) = by_address else {
             return self.refuse_address("its address is not allowed, and it names no host");
         };
-        match self.shared_with(&found, policy).await {
-            Some(no) => self.refuse(Via::Tcp, &found.basis.host(), no),
-            None => {
-                self.pass(Via::Tcp, found.basis, found.rule, None, false)
-                    .await
-            }
+        if let Some(no) = self.shared_with(&found, policy).await {
+            return self.refuse(Via::Tcp, &found.basis.host(), no);
         }
+        let look = match self.may_say_anything(&found, policy).await {
+            true => Look::No,
+            false => look,
+        };
+        self.pass(Via::Tcp, found.basis, found.rule, None, look)
+            .await
     }
 
     /// Why nothing may be sent there unseen, because of another name that is narrowed. Not where
@@ -290,7 +311,7 @@ impl Connection {
         let Some(host) = hello.server else {
             return match by_rule {
                 Some(found) => {
-                    self.pass(Via::Tls, found.basis, found.rule, None, false)
+                    self.pass(Via::Tls, found.basis, found.rule, None, Look::No)
                         .await
                 }
                 None => self.refuse_address(
@@ -319,11 +340,11 @@ impl Connection {
             }
             Decision::Allow { rule } => match wanted {
                 Some(interceptor) => self.intercept(interceptor, basis, rule).await,
-                None => self.pass(Via::Tls, basis, rule, None, false).await,
+                None => self.pass(Via::Tls, basis, rule, None, Look::No).await,
             },
             Decision::Deny { why, hint } => match by_rule {
                 Some(found) => {
-                    self.pass(Via::Tls, found.basis, found.rule, None, false)
+                    self.pass(Via::Tls, found.basis, found.rule, None, Look::No)
                         .await
                 }
                 None => self.refuse(Via::Tls, &host, No { why, hint }),
@@ -374,7 +395,10 @@ impl Connection {
         };
         if greeted {
             // Some servers of HTTP/2 greet as well: a client may still have requests to hide.
-            let look = !by_rule && narrows_requests(&policy, self.to.port());
+            let look = match !by_rule && narrows_requests(&policy, self.to.port()) {
+                true => Look::AtFirst,
+                false => Look::No,
+            };
             return self
                 .pass(Via::Tcp, found.basis, found.rule, Some(upstream), look)
                 .await;
@@ -387,8 +411,9 @@ impl Connection {
             ..
         } = self.patience();
         match peek(&self.socket, &mut self.head, name_within, decide_within).await {
-            Ok(Peeked::Kind(Kind::Raw)) => {
-                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream), false)
+            Ok(Peeked::Kind(kind @ (Kind::Raw | Kind::Binary))) => {
+                let look = if by_rule { Look::No } else { Look::after(kind) };
+                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream), look)
                     .await
             }
             Ok(Peeked::Kind(kind)) => {
@@ -397,7 +422,7 @@ impl Connection {
                 Box::pin(self.decide(kind, again, &policy)).await
             }
             Ok(peeked) if peeked == Peeked::Closed || by_rule => {
-                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream), false)
+                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream), Look::No)
                     .await
             }
             _ => End::Reset,
@@ -414,14 +439,14 @@ impl Connection {
         }
     }
 
-    /// Passes the bytes on, unseen but for the first of the client where `look` says so.
+    /// Passes the bytes on, unseen but for what `look` says.
     async fn pass(
         mut self,
         via: Via,
         basis: Basis,
         rule: String,
         dialled: Option<TcpStream>,
-        look: bool,
+        look: Look,
     ) -> End {
         let upstream = match dialled {
             Some(upstream) => upstream,
@@ -438,8 +463,9 @@ impl Connection {
         let mut watch = self.watch.clone();
         let head = async {
             match look {
-                true => self.first_words(head).await,
-                false => Ok(head),
+                Look::No => Ok(head),
+                Look::AtFirst => self.first_words(&upstream, head).await,
+                Look::AtLine => self.first_line(&upstream, head).await,
             }
         };
         let work = copy::both_ways(&self.socket, &upstream, head, &self.meter);
@@ -454,18 +480,47 @@ impl Connection {
     }
 
     /// What a client says to a server that has greeted it, if it is neither HTTP nor TLS.
-    async fn first_words(&self, mut head: Vec<u8>) -> io::Result<Vec<u8>> {
+    async fn first_words(&self, upstream: &TcpStream, mut head: Vec<u8>) -> io::Result<Vec<u8>> {
         const ANY_TIME: Duration = Duration::from_secs(365 * 86400);
         let within = self.patience().decide_within;
         match peek(&self.socket, &mut head, ANY_TIME, within).await? {
             Peeked::Kind(Kind::Raw) | Peeked::Closed => Ok(head),
-            _ => {
-                self.refuse_address(
-                    "it speaks HTTP or TLS to a server that spoke first, and only some requests are allowed on this port",
-                );
-                Err(io::ErrorKind::PermissionDenied.into())
-            }
+            Peeked::Kind(Kind::Binary) => self.first_line(upstream, head).await,
+            _ => Err(self.hides(
+                "it speaks HTTP or TLS to a server that spoke first, and only some requests are allowed on this port",
+            )),
         }
+    }
+
+    /// Passes on what the client says up to the end of its first line, and that only if the line
+    /// is no request: no server acts on one before.
+    async fn first_line(&self, upstream: &TcpStream, mut head: Vec<u8>) -> io::Result<Vec<u8>> {
+        let mut sent = 0;
+        // No server takes a longer one.
+        while head.len() <= MAX_HELLO {
+            let mut kind = first_words::classify_binary(&head);
+            if kind.is_none() {
+                copy::forward(upstream, &head[sent..], Way::Out, &self.meter).await?;
+                sent = head.len();
+                if read_more(&self.socket, &mut head).await? > 0 {
+                    continue;
+                }
+                kind = Some(first_words::at_the_end(&head));
+            }
+            if kind == Some(Kind::Raw) {
+                break;
+            }
+            return Err(self.hides(
+                "it begins with what some servers read as a request, though it is not HTTP",
+            ));
+        }
+        head.drain(..sent);
+        Ok(head)
+    }
+
+    fn hides(&self, why: &str) -> io::Error {
+        self.refuse_address(why);
+        io::ErrorKind::PermissionDenied.into()
     }
 
     async fn intercept(

@@ -60,8 +60,7 @@ async fn one_way(
     meter: &Meter,
 ) -> io::Result<()> {
     if !head.is_empty() {
-        pay(meter, way, head.len()).await?;
-        write_all(to, &head).await?;
+        forward(to, &head, way, meter).await?;
         drop(head);
     }
     let mut most = LARGE;
@@ -178,6 +177,12 @@ async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Sends what was read before.
+pub async fn forward(to: &TcpStream, bytes: &[u8], way: Way, meter: &Meter) -> io::Result<()> {
+    pay(meter, way, bytes.len()).await?;
+    write_all(to, bytes).await
 }
 
 async fn pay(meter: &Meter, way: Way, count: usize) -> io::Result<()> {

@@ -15,10 +15,14 @@ pub enum Kind {
     Odd,
     /// What cannot be HTTP or TLS.
     Raw,
+    /// Not a whole line yet, of something that may have no lines: it goes on. But no server acts on
+    /// a request before its line has ended, so with that end it is asked again what it is
+    /// ([`classify_binary`]).
+    Binary,
 }
 
 const HANDSHAKE: u8 = 0x16;
-/// No server reads a shorter word, with something else than a space behind it, as a method.
+/// What is no text begins before a method could have ended.
 const SHORTEST_METHOD: usize = 3;
 /// `0035git-upload-pack …`: the length of the whole, and what is wanted.
 const GIT: &[&[u8]] = &[
@@ -34,46 +38,65 @@ const METHODS: &[&[u8]] = &[
 /// `None`: more is needed.
 pub fn classify(bytes: &[u8]) -> Option<Kind> {
     let first = *bytes.first()?;
-    if first == HANDSHAKE {
-        return match bytes.get(1)? {
-            3 => Some(Kind::Tls),
-            _ => Some(Kind::Raw),
-        };
+    if first == HANDSHAKE && *bytes.get(1)? == 3 {
+        return Some(Kind::Tls);
     }
-    if first >= 0x80 {
-        return old_hello(bytes);
+    if first >= 0x80 && is_old_hello(bytes)? {
+        return Some(Kind::Odd);
     }
     let start = bytes.iter().position(|b| !is_skipped(*b))?;
     let plain_start = bytes[..start].iter().all(|b| matches!(b, b'\r' | b'\n'));
     let bytes = &bytes[start..];
-    if !is_visible(bytes[0]) {
-        // Alone no server takes it. Behind empty lines it may be the second form of the PROXY
-        // protocol, with a request behind it.
-        return Some(if start == 0 { Kind::Raw } else { Kind::Odd });
+    if start > 0 && !is_visible(bytes[0]) {
+        // The second form of the PROXY protocol begins so, with a request behind it.
+        return Some(Kind::Odd);
     }
+    match so_far(bytes)? {
+        Kind::Http1 if !plain_start => Some(Kind::Odd),
+        kind => Some(kind),
+    }
+}
+
+/// What begins with its first character and may have lines.
+fn so_far(bytes: &[u8]) -> Option<Kind> {
     let Some(end) = bytes.iter().position(|b| *b == b'\n') else {
         return ended_early(bytes);
     };
-    let line = bytes[..end].strip_suffix(b"\r").unwrap_or(&bytes[..end]);
-    if let Some(raw @ Kind::Raw) = ended_early(&bytes[..end]) {
-        return Some(raw);
+    let line = &bytes[..end];
+    let kind = at_line_end(line.strip_suffix(b"\r").unwrap_or(line));
+    if kind != Kind::Raw || line.ends_with(b"\r") || ended_early(line) == Some(Kind::Raw) {
+        return Some(kind);
     }
-    Some(match of_line(line) {
-        Kind::Http1 if !plain_start => Kind::Odd,
-        kind => kind,
+    // To gunicorn a line feed alone is a blank, and the line goes on.
+    let whole = bytes.windows(2).position(|two| two == b"\r\n");
+    Some(match whole {
+        _ if speaks_of_http(&bytes[..whole.unwrap_or(bytes.len())]) => Kind::Odd,
+        Some(_) => Kind::Raw,
+        None => Kind::Binary,
     })
+}
+
+/// What a first line that was [`Kind::Binary`] is by now; `None` as long as it may be a request.
+pub fn classify_binary(bytes: &[u8]) -> Option<Kind> {
+    so_far(bytes).filter(|kind| *kind != Kind::Binary)
+}
+
+/// What a first line is, now that it is whole.
+fn at_line_end(line: &[u8]) -> Kind {
+    match ended_early(line) {
+        Some(Kind::Raw) => Kind::Raw,
+        _ => of_line(line),
+    }
 }
 
 /// What an unfinished beginning is when nothing follows: never something to be read as HTTP.
 pub fn at_the_end(bytes: &[u8]) -> Kind {
-    if let Some(Kind::Raw) = classify(bytes) {
-        return Kind::Raw;
-    }
     let start = bytes.iter().position(|b| !is_skipped(*b));
-    match start.map(|start| &bytes[start..]) {
-        None => Kind::Raw,
-        Some(rest) if is_visible(rest[0]) && of_line(rest) == Kind::Raw => Kind::Raw,
-        Some(_) => Kind::Odd,
+    match (bytes.first(), start.map(|start| &bytes[start..])) {
+        (Some(&HANDSHAKE), _) => Kind::Odd,
+        (_, None) => Kind::Raw,
+        (_, Some(rest)) if at_line_end(rest) == Kind::Raw && !speaks_of_http(rest) => Kind::Raw,
+        _ => Kind::Odd,
     }
 }
 
@@ -114,31 +137,28 @@ const fn is_separator(byte: u8) -> bool {
 }
 
 /// The ClientHello of SSL 2, which servers take as the beginning of today's TLS.
-fn old_hello(bytes: &[u8]) -> Option<Kind> {
-    match bytes.get(2) {
-        None => None,
-        Some(1) => match bytes.get(3)? {
-            3 => Some(Kind::Odd),
-            _ => Some(Kind::Raw),
-        },
-        Some(_) => Some(Kind::Raw),
-    }
+fn is_old_hello(bytes: &[u8]) -> Option<bool> {
+    Some(*bytes.get(2)? == 1 && *bytes.get(3)? == 3)
 }
 
 /// Protocols that wait for an answer before they have sent a line, so that nobody can wait for
-/// its end. `line` begins with a visible byte and holds no line feed.
+/// its end. `line` holds no line feed.
 fn ended_early(line: &[u8]) -> Option<Kind> {
-    let word = line.iter().position(|b| is_separator(*b));
-    if let Some(length) = word {
-        // A message of a binary protocol: no server takes NUL behind a method, or control
-        // characters behind what is too short for one.
-        let mut gap = line[length..].iter().take_while(|b| is_separator(**b));
-        let control = |b: u8| b.is_ascii_control() && !is_skipped(b);
-        if gap.any(|b| *b == 0 || (length < SHORTEST_METHOD && control(*b))) {
-            return Some(Kind::Raw);
-        }
+    if is_git(line) || is_stream_of_xml(line) {
+        return Some(Kind::Raw);
     }
-    (is_git(line) || is_stream_of_xml(line)).then_some(Kind::Raw)
+    let word = line.iter().take_while(|b| is_visible(**b)).count();
+    let mut gap = line[word..].iter().take_while(|b| is_separator(**b));
+    let has_nul = gap.any(|b| *b == 0);
+    let control = |b: &u8| !is_visible(*b) && !is_skipped(*b);
+    let mut beginning = line.iter().take(SHORTEST_METHOD);
+    match (beginning.any(control), has_nul) {
+        // No server takes NUL so early.
+        (true, true) => Some(Kind::Raw),
+        // Gunicorn takes it in and behind a method.
+        (true, false) | (false, true) => Some(Kind::Binary),
+        (false, false) => None,
+    }
 }
 
 /// A whole request of git, which has no end of line but says how long it is.
@@ -167,7 +187,6 @@ fn speaks_of_http(line: &[u8]) -> bool {
         .any(|window| window.eq_ignore_ascii_case(b"http/"))
 }
 
-/// `line` begins with a visible byte.
 fn of_line(line: &[u8]) -> Kind {
     if line == b"PRI * HTTP/2.0" {
         return Kind::Http2;
@@ -177,8 +196,10 @@ fn of_line(line: &[u8]) -> Kind {
     if is_plain(line, method) {
         return Kind::Http1;
     }
+    // To Apache `http:/x` and `#x` are some, too.
     let like_a_target = |word: &[u8]| {
-        matches!(word.first(), Some(b'/' | b'\\' | b'*')) || word.windows(3).any(|w| w == b"://")
+        matches!(word.first(), Some(b'/' | b'\\' | b'*' | b'?' | b'#'))
+            || word.windows(2).any(|w| w == b":/")
     };
     // NATS says CONNECT, too.
     let asks = METHODS.contains(&method) && !words.clone().any(|word| word.starts_with(b"{"));
@@ -226,9 +247,11 @@ mod tests {
         for (bytes, kind) in [
             (&b"\x16\x03\x01"[..], Some(Kind::Tls)),
             (b"\x16", None),
-            (b"\x16\x02", Some(Kind::Raw)),
+            (b"\x16\x02", Some(Kind::Binary)),
             (b"\x80\x2e\x01\x03", Some(Kind::Odd)),
-            (b"\xff\xfd\x01\xff", Some(Kind::Raw)),
+            (b"\xff\xfd\x01\xff", Some(Kind::Binary)),
+            (b"\x80G)T /x\r\n", Some(Kind::Odd)),
+            (b"\xff\xfd\x01\xffname\r\n", Some(Kind::Raw)),
             (b"GET / HT", None),
             (b"GET / HTTP/1.1\r\n", Some(Kind::Http1)),
             (b"\r\n\r\nPOST /x HTTP/1.0\n", Some(Kind::Http1)),
@@ -249,7 +272,13 @@ mod tests {
             (b"word", None),
             (b"\0\0\0\x08\x04\xd2\x16\x2f", Some(Kind::Raw)),
             (b"EHLO x\r\n", Some(Kind::Raw)),
-            (b"AMQP\0", Some(Kind::Raw)),
+            (b"AMQP\0", Some(Kind::Binary)),
+            (b"AMQP\0\x0a", Some(Kind::Binary)),
+            (b"GEEET\n", Some(Kind::Binary)),
+            (b"GEEET\n /private HTTP/1.1\r\n", Some(Kind::Odd)),
+            (b"{}\n{}\r\n", Some(Kind::Raw)),
+            (b"GET\0 /private\rHTTP/1.1\r\n", Some(Kind::Odd)),
+            (b"l\0\x0b\0", Some(Kind::Raw)),
             (b"GET\x01", None),
             (b"GET\x01/private\x01HTTP/1.1\r\n", Some(Kind::Odd)),
             (b"\r\n", None),

@@ -102,6 +102,16 @@ fn hidden_requests() -> Vec<Vec<u8>> {
         b"<stream:stream /private HTTP/1.1",
         b"PROXY TCP4 1.2.3.4 1.2.3.4 1 80\r\nGET /private HTTP/1.1",
         b"PRI * HTTP/2.0",
+        // Found by the differential fuzzing: Apache takes any byte in a method if it is told to be
+        // lenient, and gunicorn of Debian 12 takes NUL.
+        b"\x80G)T /private HTTP/1.1",
+        b"\x01GET /private HTTP/1.1",
+        b"GET\0 /private\rHTTP/1.1",
+        b"PROPFIND http:/private",
+        b"get #x",
+        b"get ?x",
+        // A line feed alone is a blank to gunicorn.
+        b"GEEET\n /private HTTP/1.1",
     ]
     .iter()
     .map(|first| line(first))
@@ -383,7 +393,9 @@ fn a_rule_for_an_address_does_not_hide_requests_to_a_narrowed_name() {
 }
 
 /// Paths that leave `/public/` for some server.
-const TRICKS: [&str; 44] = [
+const TRICKS: [&str; 45] = [
+    // Found by the differential fuzzing: servers that do not decode see another path.
+    "/%70ublic/x",
     "/public/..%3b/private",
     "/public/%c0%ae%c0%ae/private",
     "/public/%u002e%u002e/private",
@@ -524,7 +536,6 @@ fn path_rules_by_encodings() {
         for path in [
             "/public/a%20b",
             "/public/%C3%A9",
-            "/%70ublic/x",
             "/public/a.b;v=1",
             "/public/x#/../../private",
         ] {
