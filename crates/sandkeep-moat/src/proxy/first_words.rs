@@ -236,7 +236,7 @@ mod tests {
             b"GET /private",
             b"GET",
             b" G_T\t/private",
-            b"\x80\x2e\x01",
+            b"\x80GET /private",
         ] {
             assert_eq!(at_the_end(odd), Kind::Odd, "{odd:?}");
         }

@@ -52,7 +52,7 @@ use tokio::{io::copy_bidirectional, net::TcpListener};
 use attempts::{Attempt, Dice, Policy, attempt};
 use readings::Saw;
 use servers::{Served, Servers};
-use world::{GOOD, LONG, World, another_box, ask, at, in_world_with};
+use world::{GOOD, LONG, World, another_box, ask, at, in_world_for};
 
 /// Below this, the same in TLS.
 const UNDER_TLS: u16 = 1000;
@@ -118,7 +118,7 @@ fn servers_serve_nothing_the_policy_did_not_see() {
             head_within: Duration::from_millis(500),
         };
     };
-    in_world_with(change, move |world| async move {
+    in_world_for(time + 10 * LONG, change, move |world| async move {
         let servers = Servers::start(&kit).await;
         for served in &servers.list {
             under_tls(served.port, certificate.clone(), key.clone()).await;
@@ -179,7 +179,13 @@ async fn run(world: World, mut servers: Servers, time: Duration, seed: u64) {
     let began = Instant::now();
     let mut served: BTreeMap<String, u64> = BTreeMap::new();
     let mut findings = Vec::new();
+    let mut told = Duration::ZERO;
     while began.elapsed() < time && findings.is_empty() {
+        if began.elapsed() >= told {
+            let sent = field.sent.load(Ordering::Relaxed);
+            println!("{sent} requests in {} s", told.as_secs());
+            told += 2 * LONG;
+        }
         tokio::time::sleep(Duration::from_millis(200)).await;
         findings.extend(forbidden(&servers, &mut served));
         servers.all_alive();
