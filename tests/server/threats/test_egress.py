@@ -506,3 +506,50 @@ def test_ipv6(make_walled, world):
     assert evaluate(box, 'get("six.test", "six.test")', f'get("{GOOD6}", "six.test")') == ["HTTP/1.1 200 OK"] * 2
     assert_refused(evaluate(box, f'get("{GOOD6}", "{GOOD6}")', 'get("2001:db8:77::66", "evil.test")'))
     assert world.capture.packets("2001:db8:77::66") == 0
+
+
+# One name may be asked anything, the other, at the same address, only for what is ours.
+SHARED = {"allow": ["good.test", {"to": "other.test", "http": [{"methods": ["GET"], "path": "/ours/*"}]}]}
+
+
+@pytest.mark.parametrize("level", ["container", "gvisor", "microvm"])
+def test_http_policy_by_one_byte(make_walled, world, level):
+    """What is not recognised as HTTP is not passed on as something else."""
+    box = make_walled(isolation=level, network=SHARED)
+    assert evaluate(box, 'get("good.test", "good.test")') == ["HTTP/1.1 200 OK"]
+    lines = [
+        r"GET /theirs?\xc3\xa9 HTTP/1.1",
+        r"GET /theirs\x80 HTTP/1.1",
+        r"G_T /theirs HTTP/1.1",
+        r"GET\x0b/theirs\x0bHTTP/1.1",
+        r"GET /theirs",
+        r"\x80GET /theirs HTTP/1.1",
+        r"GET\0 /theirs\rHTTP/1.1",
+        r"GEEET\n /theirs HTTP/1.1",
+        r"PRI * HTTP/2.0",
+        r"\0\x01binary",
+    ]
+    rest = r"\r\nHost: other.test\r\nConnection: close\r\n\r\n"
+    whole = [f'say("good.test", 80, b"{line}{rest}")' for line in lines]
+    # Byte by byte, and later than servers that speak first are waited for.
+    slow = [f'say("good.test", 80, *[b"{line}{rest}"[at:at + 1] for at in range(20)], b"{line}{rest}"[20:], pause=0.01)' for line in lines]
+    late = [f'say("good.test", 80, b"", b"{line}{rest}", pause=0.2)' for line in lines]
+    for way in (whole, slow, late):
+        assert_refused(evaluate(box, *way))
+    assert not [call for call in world.calls if "theirs" in (call.path or "")]
+
+
+@pytest.mark.parametrize("level", ["container", "gvisor", "microvm"])
+def test_path_rules_by_encodings(make_walled, world, level):
+    """Paths that servers read in two ways, in the clear and in TLS."""
+    box = make_walled(isolation=level, network=SHARED)
+    (world.directory / "ours").mkdir(exist_ok=True)
+    (world.directory / "ours" / "a b").write_text("a")
+    tricks = ["..%3b/theirs", "%c0%ae%c0%ae/theirs", "%u002e%u002e/theirs", "..;/theirs", "%252e%252e/theirs", "..%5ctheirs", "%2e%2e/theirs"]
+    for scheme in ("http", "https"):
+        ask = ["curl", "-sSk", "--path-as-is", "--max-time", "60", "-o", "/dev/null", "-w", "%{http_code}\n"]
+        fine = box.exec([*ask, f"{scheme}://other.test/ours/a%20b"])
+        assert fine.out == "200\n", fine
+        codes = [box.exec([*ask, f"{scheme}://other.test/ours/{trick}"]).out for trick in tricks]
+        assert codes == ["403\n"] * len(tricks), codes
+    assert not [call for call in world.calls if "theirs" in (call.path or "")]

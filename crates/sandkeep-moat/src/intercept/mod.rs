@@ -38,4 +38,5 @@ pub use secrets::{NoSecrets, SecretSource, SecretUse};
 pub use upstream::Trust;
 
 pub(crate) use authority::Authority;
+pub(crate) use headers::{strip_hop_by_hop, strip_response};
 pub(crate) use keys::BoxKeys;

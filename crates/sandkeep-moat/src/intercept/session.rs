@@ -12,6 +12,7 @@ use http::{
     header::{HOST, UPGRADE},
     request::Parts,
 };
+use http_body::Body as HttpBody;
 use http_body_util::{Either, Full};
 use hyper::{
     body::Incoming,
@@ -39,8 +40,8 @@ use super::{
 use crate::{
     policy::{Binding, Decision, HttpTarget, Target},
     proxy::{
-        BoxStream, DialError, No, Wayout, named_host, refusal, server, shown_host,
-        upgrades_to_other_than_websocket,
+        BoxStream, DialError, No, Wayout, named_host, refusal, refuse_ambiguous_framing, server,
+        shown_host, strip_expectations, strip_for_narrowed, upgrades_to_other_than_websocket,
     },
 };
 
@@ -130,15 +131,16 @@ impl Session {
 
     async fn exchange(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
         let shown = shown_host(&request);
-        self.admit(&request)
-            .map_err(|no| self.refused(&shown, no))?;
         let bound = (self.way.view().0.keys).for_host(self.way.host(), self.way.port());
+        let narrowed = self.is_narrowed(&bound);
+        self.admit(&request, narrowed)
+            .map_err(|no| self.refused(&shown, no))?;
         let from_box = request
             .headers()
             .contains_key(UPGRADE)
             .then(|| on(&mut request));
         let (mut parts, body) = request.into_parts();
-        self.make_plain(&mut parts, from_box.is_some())?;
+        self.make_plain(&mut parts, from_box.is_some(), narrowed)?;
         let search = self.attach_all(&mut parts, &bound).await?;
         let sent = self.send(Request::from_parts(parts, body));
         let response = timeout(ANSWER_WITHIN, sent)
@@ -165,8 +167,15 @@ impl Session {
         Box::new(refusal::broken(error, &self.host(), why, hint))
     }
 
+    /// Whether only some requests are allowed to this host, or get a credential.
+    fn is_narrowed(&self, bound: &[Arc<Binding>]) -> bool {
+        let (policy, port) = (self.way.policy(), self.way.port());
+        policy.needs_interception(self.way.host(), port)
+            || bound.iter().any(|binding| !binding.only.is_empty())
+    }
+
     /// Decides on one request, whatever came before it on the connection.
-    fn admit<B>(&self, request: &Request<B>) -> Result<(), No> {
+    fn admit<B: HttpBody>(&self, request: &Request<B>, narrowed: bool) -> Result<(), No> {
         let (own, port) = (self.way.host(), self.way.port());
         let host = named_host(request, "https", port)?;
         if host != *own {
@@ -187,6 +196,7 @@ impl Session {
                 "do without the Upgrade header",
             ));
         }
+        refuse_ambiguous_framing(request, narrowed)?;
         let target = Target {
             host: own,
             port,
@@ -202,7 +212,12 @@ impl Session {
     }
 
     /// What is sent on has one form, whatever form came in.
-    fn make_plain(&self, parts: &mut Parts, switching: bool) -> Result<(), Refusal> {
+    fn make_plain(
+        &self,
+        parts: &mut Parts,
+        switching: bool,
+        narrowed: bool,
+    ) -> Result<(), Refusal> {
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
         parts.uri = path.parse::<Uri>().map_err(|_| {
             self.refused(
@@ -212,6 +227,10 @@ impl Session {
         })?;
         parts.version = Version::HTTP_11;
         strip_hop_by_hop(&mut parts.headers, switching);
+        strip_expectations(&mut parts.headers);
+        if narrowed {
+            strip_for_narrowed(&mut parts.headers);
+        }
         if let Ok(host) = HeaderValue::try_from(self.host_and_port()) {
             parts.headers.insert(HOST, host);
         }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use sandkeep_model::{Error, Result};
 use serde::Serialize;
 
-use super::{AddressGuard, Host, Policy, Standing};
+use super::{AddressGuard, Host, PlainPath, Policy, Standing};
 
 /// A request inside a connection, when it can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,10 +75,17 @@ impl Policy {
                     return Decision::Allow { rule: rule.name() };
                 }
                 Some(http) => {
-                    near = Some(format!(
-                        "{} {} is not among the requests allowed to {}",
-                        http.method, http.path, target.host
-                    ));
+                    let host = target.host;
+                    near = Some(match PlainPath::read(http.path) {
+                        Err(why) if rule.http.iter().any(|own| !own.path.is_any()) => format!(
+                            "only some paths of {host} are allowed, and {} can be read in two ways: {why}",
+                            http.path
+                        ),
+                        _ => format!(
+                            "{} {} is not among the requests allowed to {host}",
+                            http.method, http.path
+                        ),
+                    });
                 }
             }
         }

@@ -3,10 +3,11 @@
 use std::{fmt, net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use sandkeep_model::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::Host;
+use super::{Host, PlainPath};
 
 /// What a rule points at.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -166,7 +167,11 @@ impl Ports {
     }
 }
 
-/// A path with `*` for any characters, `/` included; matched against the path as it is sent.
+/// What patterns may hold and paths may not; all that is no ASCII goes with it.
+const UNWRITTEN: &AsciiSet = &CONTROLS.add(b' ');
+
+/// A path with `*` for any characters, `/` included; matched against the path as servers read it,
+/// which is decoded.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PathPattern(String);
@@ -182,13 +187,25 @@ impl PathPattern {
         ))
     }
 
-    /// `path` without its query. Whatever a server may read as another path (`..`, `//`, encoded
-    /// slashes and dots) matches nothing but a pattern for everything.
+    /// Whether it takes every path, also one that can be read in two ways.
+    pub fn is_any(&self) -> bool {
+        self.0 == "/*" || self.0 == "*"
+    }
+
+    /// `path` without its query. A path that can be read in two ways matches nothing but a pattern
+    /// for everything.
     pub fn matches(&self, path: &str) -> bool {
-        if self.0 == "/*" || self.0 == "*" {
+        if self.is_any() {
             return true;
         }
-        !is_ambiguous(path) && glob(self.0.as_bytes(), path.as_bytes())
+        // Patterns may be written encoded, like the paths they are for, or not.
+        let pattern = utf8_percent_encode(&self.0, UNWRITTEN).to_string();
+        let (Ok(path), Ok(pattern)) = (PlainPath::read(path), PlainPath::read(&pattern)) else {
+            return false;
+        };
+        let (pattern, _) = pattern.readings();
+        let (whole, bare) = path.readings();
+        glob(pattern.as_bytes(), whole.as_bytes()) && glob(pattern.as_bytes(), bare.as_bytes())
     }
 }
 
@@ -196,22 +213,6 @@ impl fmt::Display for PathPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
-}
-
-fn is_ambiguous(path: &str) -> bool {
-    let lower = path.to_ascii_lowercase();
-    lower.contains("//")
-        || lower.contains("%2f")
-        || lower.contains("%2e")
-        || lower.contains("%5c")
-        || lower.contains("%00")
-        || lower.contains("%25")
-        || lower.contains('\\')
-        || lower.split('/').any(|part| {
-            // `..;x=1` is `..` to some servers.
-            let bare = part.split(';').next().unwrap_or(part);
-            bare == "." || bare == ".."
-        })
 }
 
 /// `*` matches any run of bytes. Linear in both lengths for one star, bounded by their product.
@@ -352,10 +353,28 @@ mod tests {
             "/repos/me//x",
             "/repos/me/%2fx",
             "/repos/me/\\x",
+            "/repos/me/..%3b/you",
+            "/repos/me/%c0%ae%c0%ae/you",
+            "/repos/me/%u002e%u002e/you",
             "/repos/you/x",
         ] {
             assert!(!pattern.matches(trick), "{trick}");
         }
+    }
+
+    #[test]
+    fn patterns_and_paths_may_be_encoded() {
+        let pattern = PathPattern::new("/a%20b/\u{e9}/*").unwrap();
+        assert!(pattern.matches("/a%20b/%C3%A9/x"));
+        assert!(pattern.matches("/a%20b/%c3%a9/x"));
+        let pattern = PathPattern::new("/public*").unwrap();
+        assert!(pattern.matches("/public/x;v=1"));
+        // To some servers it is /open/private.
+        assert!(
+            !PathPattern::new("/open;*")
+                .unwrap()
+                .matches("/open;/private")
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One connection of a box, from accept to end.
 
-use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use socket2::SockRef;
 use tokio::{
@@ -12,13 +12,16 @@ use tokio::{
 use super::{
     copy, dial,
     dial::DialError,
+    first_words::{self, Kind},
     hello::{self, Hello, MAX_HELLO},
     http,
-    meter::{Flow, Meter},
-    peek::{Kind, Peeked, peek, read_more},
+    meter::{Flow, Meter, Way},
+    peek::{Peeked, peek, read_more},
     seam::Intercepted,
     stream::BoxStream,
-    verdict::{Basis, ByAddress, OPEN, Sight, by_address, names_may_help},
+    verdict::{
+        Basis, ByAddress, OPEN, Sight, by_address, names_may_help, narrowed_at, narrows_requests,
+    },
 };
 use crate::{
     denials::Via,
@@ -149,6 +152,25 @@ fn place_of(to: SocketAddr) -> Option<Place> {
     (to.port() == 80).then_some(ours)
 }
 
+/// What is still looked at where bytes are passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    No,
+    /// At how the client begins, when it does.
+    AtFirst,
+    /// At the end of the first line.
+    AtLine,
+}
+
+impl Look {
+    const fn after(kind: Kind) -> Self {
+        match kind {
+            Kind::Binary => Self::AtLine,
+            _ => Self::No,
+        }
+    }
+}
+
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
@@ -177,9 +199,10 @@ impl Connection {
             return self.refuse(Via::Tcp, &Host::from(self.to.ip()), no);
         }
         let by_address = by_address(&self.state, policy, self.to);
-        let by_rule = by_address
-            .as_ref()
-            .is_some_and(|found| found.whatever_is_said);
+        let by_rule = match &by_address {
+            Some(found) => self.may_say_anything(found, policy).await,
+            None => false,
+        };
         let Patience {
             name_within,
             decide_within,
@@ -206,7 +229,8 @@ impl Connection {
             (Ok(Peeked::Kind(kind)), found) => self.decide(kind, found, policy).await,
             (Ok(Peeked::Silent), Some(found)) => self.server_first(found).await,
             (Ok(Peeked::Unfinished), Some(found)) if by_rule => {
-                self.pass(Via::Tcp, found.basis, found.rule, None).await
+                self.pass(Via::Tcp, found.basis, found.rule, None, Look::No)
+                    .await
             }
             (Ok(Peeked::Unfinished), _) => {
                 self.refuse_address("it began a request and did not finish it")
@@ -215,6 +239,12 @@ impl Connection {
             (Ok(Peeked::Closed | Peeked::Silent), _) => self.refuse_address(SILENT),
             (Err(_), _) => End::Reset,
         }
+    }
+
+    /// Whether the address is allowed whatever is said, and no name that only some requests are
+    /// allowed to is at it.
+    async fn may_say_anything(&self, found: &ByAddress, policy: &Policy) -> bool {
+        found.whatever_is_said && narrowed_at(&self.state, policy, self.to).await.is_none()
     }
 
     fn patience(&self) -> Patience {
@@ -240,20 +270,58 @@ impl Connection {
 
     async fn decide(self, kind: Kind, by_address: Option<ByAddress>, policy: &Policy) -> End {
         let by_rule = by_address.clone().filter(|found| found.whatever_is_said);
-        match kind {
-            Kind::Tls => self.tls(by_rule, policy).await,
-            Kind::Http1 => http::serve(self, by_rule).await,
-            Kind::Http2 | Kind::Odd => match by_rule {
-                Some(found) => self.pass(Via::Tcp, found.basis, found.rule, None).await,
-                None => self.refuse_address(
-                    "HTTP/2 without TLS hides which host each request is for, and so does malformed HTTP",
-                ),
-            },
-            Kind::Raw => match by_address {
-                Some(found) => self.pass(Via::Tcp, found.basis, found.rule, None).await,
-                None => self.refuse_address("its address is not allowed, and it names no host"),
-            },
+        if kind == Kind::Http1 {
+            return http::serve(self, by_rule).await;
         }
+        if let Kind::Raw | Kind::Binary = kind {
+            return self.raw(by_address, policy, Look::after(kind)).await;
+        }
+        // What goes on unseen must not be for a name that is narrowed.
+        let by_rule = match by_rule {
+            Some(found) if self.may_say_anything(&found, policy).await => Some(found),
+            _ => None,
+        };
+        match (kind, by_rule) {
+            (Kind::Tls, by_rule) => self.tls(by_rule, policy).await,
+            (_, Some(found)) => self.pass(Via::Tcp, found.basis, found.rule, None, Look::No).await,
+            (_, None) => self.refuse_address(
+                "HTTP/2 without TLS hides which host each request is for, and so does malformed HTTP",
+            ),
+        }
+    }
+
+    /// Bytes that are neither TLS nor HTTP.
+    async fn raw(self, by_address: Option<ByAddress>, policy: &Policy, look: Look) -> End {
+        let Some(found) = by_address else {
+            return self.refuse_address("its address is not allowed, and it names no host");
+        };
+        if let Some(no) = self.shared_with(&found, policy).await {
+            return self.refuse(Via::Tcp, &found.basis.host(), no);
+        }
+        let look = match self.may_say_anything(&found, policy).await {
+            true => Look::No,
+            false => look,
+        };
+        self.pass(Via::Tcp, found.basis, found.rule, None, look)
+            .await
+    }
+
+    /// Why nothing may be sent there unseen, because of another name that is narrowed. Not where
+    /// a rule names the address itself: there what is no HTTP is allowed.
+    async fn shared_with(&self, found: &ByAddress, policy: &Policy) -> Option<No> {
+        if matches!(found.basis, Basis::Address(_)) && found.rule != OPEN {
+            return None;
+        }
+        let narrowed = narrowed_at(&self.state, policy, self.to).await?;
+        Some(No::new(
+            format!(
+                "only some requests to {narrowed} are allowed, which is or may be at this address ({}), too, and what is not HTTP can not be told from them",
+                self.to.ip()
+            ),
+            format!(
+                "give the rule for {narrowed} its `ports`, for example [80, 443], so that it leaves others alone"
+            ),
+        ))
     }
 
     async fn tls(mut self, by_rule: Option<ByAddress>, policy: &Policy) -> End {
@@ -268,7 +336,10 @@ impl Connection {
         let port = self.to.port();
         let Some(host) = hello.server else {
             return match by_rule {
-                Some(found) => self.pass(Via::Tls, found.basis, found.rule, None).await,
+                Some(found) => {
+                    self.pass(Via::Tls, found.basis, found.rule, None, Look::No)
+                        .await
+                }
                 None => self.refuse_address(
                     "it is TLS without a server name (SNI), and its address is not allowed",
                 ),
@@ -295,10 +366,13 @@ impl Connection {
             }
             Decision::Allow { rule } => match wanted {
                 Some(interceptor) => self.intercept(interceptor, basis, rule).await,
-                None => self.pass(Via::Tls, basis, rule, None).await,
+                None => self.pass(Via::Tls, basis, rule, None, Look::No).await,
             },
             Decision::Deny { why, hint } => match by_rule {
-                Some(found) => self.pass(Via::Tls, found.basis, found.rule, None).await,
+                Some(found) => {
+                    self.pass(Via::Tls, found.basis, found.rule, None, Look::No)
+                        .await
+                }
                 None => self.refuse(Via::Tls, &host, No { why, hint }),
             },
         }
@@ -323,6 +397,11 @@ impl Connection {
     /// The client waits for the server. Dials, and then whoever speaks first decides: a server
     /// that greets is passed on, a client that speaks after all is decided by what it says.
     async fn server_first(mut self, found: ByAddress) -> End {
+        let policy = self.state.policy();
+        if let Some(no) = self.shared_with(&found, &policy).await {
+            return self.refuse(Via::Tcp, &found.basis.host(), no);
+        }
+        let by_rule = self.may_say_anything(&found, &policy).await;
         let upstream = match self.dial(&found.basis).await {
             Ok(upstream) => upstream,
             Err(error) => return self.undialled(Via::Tcp, &found.basis.host(), error),
@@ -341,8 +420,13 @@ impl Connection {
             }
         };
         if greeted {
+            // Some servers of HTTP/2 greet as well: a client may still have requests to hide.
+            let look = match !by_rule && narrows_requests(&policy, self.to.port()) {
+                true => Look::AtFirst,
+                false => Look::No,
+            };
             return self
-                .pass(Via::Tcp, found.basis, found.rule, Some(upstream))
+                .pass(Via::Tcp, found.basis, found.rule, Some(upstream), look)
                 .await;
         }
         let policy = self.state.policy();
@@ -353,8 +437,9 @@ impl Connection {
             ..
         } = self.patience();
         match peek(&self.socket, &mut self.head, name_within, decide_within).await {
-            Ok(Peeked::Kind(Kind::Raw)) => {
-                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream))
+            Ok(Peeked::Kind(kind @ (Kind::Raw | Kind::Binary))) => {
+                let look = if by_rule { Look::No } else { Look::after(kind) };
+                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream), look)
                     .await
             }
             Ok(Peeked::Kind(kind)) => {
@@ -362,8 +447,8 @@ impl Connection {
                 let again = by_address(&self.state, &policy, self.to);
                 Box::pin(self.decide(kind, again, &policy)).await
             }
-            Ok(peeked) if peeked == Peeked::Closed || found.whatever_is_said => {
-                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream))
+            Ok(peeked) if peeked == Peeked::Closed || by_rule => {
+                self.pass(Via::Tcp, found.basis, found.rule, Some(upstream), Look::No)
                     .await
             }
             _ => End::Reset,
@@ -380,13 +465,14 @@ impl Connection {
         }
     }
 
-    /// Passes the bytes on, unseen.
+    /// Passes the bytes on, unseen but for what `look` says.
     async fn pass(
         mut self,
         via: Via,
         basis: Basis,
         rule: String,
         dialled: Option<TcpStream>,
+        look: Look,
     ) -> End {
         let upstream = match dialled {
             Some(upstream) => upstream,
@@ -401,6 +487,13 @@ impl Connection {
         }
         let head = std::mem::take(&mut self.head);
         let mut watch = self.watch.clone();
+        let head = async {
+            match look {
+                Look::No => Ok(head),
+                Look::AtFirst => self.first_words(&upstream, head).await,
+                Look::AtLine => self.first_line(&upstream, head).await,
+            }
+        };
         let work = copy::both_ways(&self.socket, &upstream, head, &self.meter);
         let done = supervised(&mut watch, &self, &basis, Sight::Unseen, work).await;
         match done {
@@ -410,6 +503,50 @@ impl Connection {
                 End::Reset
             }
         }
+    }
+
+    /// What a client says to a server that has greeted it, if it is neither HTTP nor TLS.
+    async fn first_words(&self, upstream: &TcpStream, mut head: Vec<u8>) -> io::Result<Vec<u8>> {
+        const ANY_TIME: Duration = Duration::from_secs(365 * 86400);
+        let within = self.patience().decide_within;
+        match peek(&self.socket, &mut head, ANY_TIME, within).await? {
+            Peeked::Kind(Kind::Raw) | Peeked::Closed => Ok(head),
+            Peeked::Kind(Kind::Binary) => self.first_line(upstream, head).await,
+            _ => Err(self.hides(
+                "it speaks HTTP or TLS to a server that spoke first, and only some requests are allowed on this port",
+            )),
+        }
+    }
+
+    /// Passes on what the client says up to the end of its first line, and that only if the line
+    /// is no request: no server acts on one before.
+    async fn first_line(&self, upstream: &TcpStream, mut head: Vec<u8>) -> io::Result<Vec<u8>> {
+        let mut sent = 0;
+        // No server takes a longer one.
+        while head.len() <= MAX_HELLO {
+            let mut kind = first_words::classify_binary(&head);
+            if kind.is_none() {
+                copy::forward(upstream, &head[sent..], Way::Out, &self.meter).await?;
+                sent = head.len();
+                if read_more(&self.socket, &mut head).await? > 0 {
+                    continue;
+                }
+                kind = Some(first_words::at_the_end(&head));
+            }
+            if kind == Some(Kind::Raw) {
+                break;
+            }
+            return Err(self.hides(
+                "it begins with what some servers read as a request, though it is not HTTP",
+            ));
+        }
+        head.drain(..sent);
+        Ok(head)
+    }
+
+    fn hides(&self, why: &str) -> io::Error {
+        self.refuse_address(why);
+        io::ErrorKind::PermissionDenied.into()
     }
 
     async fn intercept(

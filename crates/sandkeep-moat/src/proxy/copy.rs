@@ -26,17 +26,16 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; LARGE]);
 }
 
-/// `head` was read from the client before and goes first.
+/// `head` gives what was read from the client before and goes first. Until it is there, only what
+/// the server says is passed on.
 pub async fn both_ways(
     client: &TcpStream,
     upstream: &TcpStream,
-    head: Vec<u8>,
+    head: impl Future<Output = io::Result<Vec<u8>>>,
     meter: &Meter,
 ) -> io::Result<()> {
-    tokio::try_join!(
-        one_way(client, upstream, head, Way::Out, meter),
-        one_way(upstream, client, Vec::new(), Way::In, meter),
-    )?;
+    let out = async { one_way(client, upstream, head.await?, Way::Out, meter).await };
+    tokio::try_join!(out, one_way(upstream, client, Vec::new(), Way::In, meter),)?;
     Ok(())
 }
 
@@ -61,8 +60,7 @@ async fn one_way(
     meter: &Meter,
 ) -> io::Result<()> {
     if !head.is_empty() {
-        pay(meter, way, head.len()).await?;
-        write_all(to, &head).await?;
+        forward(to, &head, way, meter).await?;
         drop(head);
     }
     let mut most = LARGE;
@@ -179,6 +177,12 @@ async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Sends what was read before.
+pub async fn forward(to: &TcpStream, bytes: &[u8], way: Way, meter: &Meter) -> io::Result<()> {
+    pay(meter, way, bytes.len()).await?;
+    write_all(to, bytes).await
 }
 
 async fn pay(meter: &Meter, way: Way, count: usize) -> io::Result<()> {

@@ -5,13 +5,14 @@
 
 use std::{
     convert::Infallible,
+    net::IpAddr,
     sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
 use http::{
-    Method, Request, Response, StatusCode, Uri, Version,
+    HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
     header::{HOST, UPGRADE},
 };
 use http_body_util::{BodyExt, Either, Full, Limited};
@@ -26,6 +27,9 @@ use tokio::{io::copy_bidirectional, sync::Mutex as AsyncMutex};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
+    clean::{
+        refuse_ambiguous_framing, strip_expectations, strip_for_narrowed, strip_upgrades_that_hide,
+    },
     connection::{Connection, End, No, cut_when},
     dial::DialError,
     meter::Flow,
@@ -36,6 +40,7 @@ use super::{
 use crate::{
     denials::Via,
     hooks::{Inside, Place, Visit},
+    intercept::{strip_hop_by_hop, strip_response},
     policy::{Decision, Host, HttpTarget, Target},
     state::{BoxState, BoxView},
 };
@@ -60,6 +65,13 @@ struct Settled {
     host: Host,
     basis: Basis,
     flow: Flow,
+}
+
+/// A request that may go on.
+struct Admitted {
+    host: Host,
+    /// Only some requests to this host are allowed.
+    narrowed: bool,
 }
 
 struct Upstream {
@@ -135,23 +147,19 @@ pub async fn serve(mut connection: Connection, by_rule: Option<ByAddress>) -> En
 impl Session {
     async fn answer(&self, mut request: Request<Incoming>) -> Response<Body> {
         let shown = shown_host(&request);
-        let host = match self.admit(&request) {
-            Ok(host) => host,
+        strip_upgrades_that_hide(request.headers_mut());
+        let admitted = match self.admit(&request) {
+            Ok(admitted) => admitted,
             Err(no) => return self.refused(&shown, no),
         };
-        // What is sent on has the plain form, whatever form came in.
-        let path = request
-            .uri()
-            .path_and_query()
-            .map_or("/", |path| path.as_str());
-        match path.parse::<Uri>() {
-            Ok(plain) => *request.uri_mut() = plain,
-            Err(_) => return self.refused(&shown, No::new("its target is no path", "write /path")),
-        }
         let from_box = request
             .headers()
             .contains_key(UPGRADE)
             .then(|| on(&mut request));
+        if let Err(no) = self.make_plain(&mut request, &admitted, from_box.is_some()) {
+            return self.refused(&shown, no);
+        }
+        let host = admitted.host;
         match self.send(request).await {
             Ok(response) => self.pass_back(response, from_box),
             Err(DialError::Refused { why, hint }) => {
@@ -161,6 +169,39 @@ impl Session {
                 refusal::unreachable(&host.to_string(), &error.to_string()).map(Either::Right)
             }
         }
+    }
+
+    /// What is sent on has one form, whatever form came in.
+    fn make_plain<B>(
+        &self,
+        request: &mut Request<B>,
+        admitted: &Admitted,
+        switching: bool,
+    ) -> Result<(), No> {
+        let path = request
+            .uri()
+            .path_and_query()
+            .map_or("/", |path| path.as_str());
+        *request.uri_mut() = path
+            .parse::<Uri>()
+            .map_err(|_| No::new("its target is no path", "write /path"))?;
+        *request.version_mut() = Version::HTTP_11;
+        let headers = request.headers_mut();
+        strip_hop_by_hop(headers, switching);
+        strip_expectations(headers);
+        if admitted.narrowed {
+            strip_for_narrowed(headers);
+        }
+        let host = match (&admitted.host, self.connection.to.port()) {
+            (Host::Address(IpAddr::V6(v6)), 80) => format!("[{v6}]"),
+            (Host::Address(IpAddr::V6(v6)), port) => format!("[{v6}]:{port}"),
+            (host, 80) => host.to_string(),
+            (host, port) => format!("{host}:{port}"),
+        };
+        let host = HeaderValue::try_from(host)
+            .map_err(|_| No::new("its host is no name", "name the host that is dialled"))?;
+        headers.insert(HOST, host);
+        Ok(())
     }
 
     fn refused(&self, host: &str, no: No) -> Response<Body> {
@@ -175,7 +216,7 @@ impl Session {
     }
 
     /// Decides on one request.
-    fn admit(&self, request: &Request<Incoming>) -> Result<Host, No> {
+    fn admit(&self, request: &Request<Incoming>) -> Result<Admitted, No> {
         let port = self.connection.to.port();
         let host = named_host(request, "http", port)?;
         if let Some(settled) = self.settled.get()
@@ -204,10 +245,11 @@ impl Session {
                 path: request.uri().path(),
             }),
         };
+        let narrowed = policy.needs_interception(&host, port);
+        refuse_ambiguous_framing(request, narrowed)?;
         let (basis, rule) = match policy.decide(&target, state.guard()) {
             Decision::Allow { rule } => {
-                let only_requests = policy.needs_interception(&host, port);
-                if only_requests && upgrades_to_other_than_websocket(request) {
+                if narrowed && upgrades_to_other_than_websocket(request) {
                     return Err(No::new(
                         "after this upgrade requests could not be seen any more",
                         "do without the Upgrade header",
@@ -220,9 +262,7 @@ impl Session {
             }
             Decision::Deny { why, hint } => match &self.by_rule {
                 // Rules for this very name are stricter than one for its address.
-                Some(found) if !policy.needs_interception(&host, port) => {
-                    (found.basis.clone(), found.rule.clone())
-                }
+                Some(found) if !narrowed => (found.basis.clone(), found.rule.clone()),
                 _ => return Err(No { why, hint }),
             },
         };
@@ -238,7 +278,7 @@ impl Session {
             ),
             basis,
         });
-        Ok(host)
+        Ok(Admitted { host, narrowed })
     }
 
     async fn send(&self, request: Request<Incoming>) -> Result<Response<Incoming>, DialError> {
@@ -301,6 +341,8 @@ impl Session {
             *self.upgraded.lock().unwrap_or_else(PoisonError::into_inner) =
                 Some(AbortOnDropHandle::new(both));
         }
+        let switching = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        strip_response(response.headers_mut(), switching);
         response.map(Either::Left)
     }
 }

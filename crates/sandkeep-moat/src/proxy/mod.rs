@@ -1,9 +1,11 @@
 //! The egress proxy: every TCP connection of a box ends here and goes on only if its policy
 //! says so.
 
+mod clean;
 mod connection;
 mod copy;
 mod dial;
+mod first_words;
 mod hello;
 mod http;
 mod meter;
@@ -19,6 +21,7 @@ pub use hello::{Hello, parse as parse_client_hello};
 pub use seam::{Intercepted, Wayout};
 pub use stream::BoxStream;
 
+pub(crate) use clean::{refuse_ambiguous_framing, strip_expectations, strip_for_narrowed};
 pub(crate) use connection::{No, take_on};
 pub(crate) use http::{MAX_HEAD, named_host, server, shown_host, upgrades_to_other_than_websocket};
 pub(crate) use refusal::Words;

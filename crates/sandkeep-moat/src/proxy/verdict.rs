@@ -2,10 +2,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+
 use crate::{
-    policy::{AddressGuard, Decision, Host, Policy, Target},
+    policy::{AddressGuard, Decision, Host, Policy, Target, To},
     state::BoxState,
 };
+
+/// Names looked up at the same time.
+const ASKED_AT_ONCE: usize = 16;
 
 /// The rule of those that no rule names but that are let through all the same.
 pub const OPEN: &str = "open";
@@ -93,19 +98,72 @@ pub fn by_address(state: &BoxState, policy: &Policy, to: SocketAddr) -> Option<B
                 Decision::Deny { .. } => None,
             },
         )?;
-    let narrowed = |port| {
-        policy
-            .allow
-            .iter()
-            .any(|rule| !rule.http.is_empty() && rule.ports.contains(port))
-    };
-    let whatever_is_said =
-        matches!(basis, Basis::Address(_)) && (rule != OPEN || !narrowed(to.port()));
+    let whatever_is_said = matches!(basis, Basis::Address(_))
+        && (rule != OPEN || !narrows_requests(policy, to.port()));
     Some(ByAddress {
         basis,
         rule,
         whatever_is_said,
     })
+}
+
+/// Whether some rule lets only some requests through on this port.
+pub fn narrows_requests(policy: &Policy, port: u16) -> bool {
+    policy
+        .allow
+        .iter()
+        .any(|rule| !rule.http.is_empty() && rule.ports.contains(port))
+}
+
+/// A name that only some requests are allowed to and that is, or may be, at this address too: what
+/// is sent there without being looked at may be a request to it.
+///
+/// Names the box asked for are known. Those that rules spell out are looked up here, for a box
+/// knows addresses without asking. Behind a wildcard only the first kind is found.
+pub async fn narrowed_at(state: &BoxState, policy: &Policy, to: SocketAddr) -> Option<Host> {
+    let port = to.port();
+    if !narrows_requests(policy, port) {
+        return None;
+    }
+    let narrowed = |host: &Host| policy.needs_interception(host, port);
+    if let Some(known) = state.names_of(to.ip()).into_iter().find(narrowed) {
+        return Some(known);
+    }
+    let mut asked: FuturesUnordered<_> = FuturesUnordered::new();
+    let mut left = spelt_out(policy, port).into_iter();
+    asked.extend(
+        left.by_ref()
+            .take(ASKED_AT_ONCE)
+            .map(|host| at(state, host, to.ip())),
+    );
+    while let Some(found) = asked.next().await {
+        if found.is_some() {
+            return found;
+        }
+        asked.extend(left.next().map(|host| at(state, host, to.ip())));
+    }
+    None
+}
+
+/// Names with rules about requests, without those behind a wildcard.
+fn spelt_out(policy: &Policy, port: u16) -> Vec<Host> {
+    let hosts = policy.allow.iter().filter_map(|rule| match &rule.to {
+        To::Host(host @ Host::Name(_)) if !rule.http.is_empty() => Some(host),
+        _ => None,
+    });
+    hosts
+        .filter(|host| policy.needs_interception(host, port))
+        .cloned()
+        .collect()
+}
+
+/// This host, if it is or may be at this address.
+async fn at(state: &BoxState, host: Host, address: IpAddr) -> Option<Host> {
+    match state.shared.resolver.addresses(&host).await {
+        Ok(found) => found.contains(&address).then_some(host),
+        // It was not there to be asked.
+        Err(_) => Some(host),
+    }
 }
 
 /// Whether a name could still save a connection to this port.

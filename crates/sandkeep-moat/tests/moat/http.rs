@@ -240,12 +240,16 @@ fn rules_about_requests() {
         ] {
             denied(&world.talk(at(GOOD, 80), request(line)).await.unwrap());
         }
-        // An upgrade to HTTP/2 would hide what comes after it.
-        let h2c = "GET /v1/x HTTP/1.1\r\nHost: good.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n";
-        denied(&world.talk(at(GOOD, 80), h2c).await.unwrap());
+        // An upgrade to HTTP/2 would hide what comes after it: it is not passed on.
+        let h2c = "GET /v1/x HTTP/1.1\r\nHost: good.test\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n";
+        let answer = world.talk(at(GOOD, 80), h2c).await.unwrap();
+        assert!(answer.ends_with("hello"));
+        assert!(!good.lock().unwrap()[1].contains("h2c"));
+        let other = "GET /v1/x HTTP/1.1\r\nHost: good.test\r\nConnection: Upgrade\r\nUpgrade: other\r\n\r\n";
+        denied(&world.talk(at(GOOD, 80), other).await.unwrap());
         // Neither TLS nor plain bytes go round the rules.
         assert!(was_reset(&world.talk(at(GOOD, 80), "\0\x01binary").await));
-        assert_eq!(good.lock().unwrap().len(), 1);
+        assert_eq!(good.lock().unwrap().len(), 2);
     });
 }
 

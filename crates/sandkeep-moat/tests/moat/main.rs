@@ -12,6 +12,7 @@ mod http2;
 mod inside;
 mod intercept;
 mod limits;
+mod narrowed;
 mod oracle;
 mod origin;
 mod own;

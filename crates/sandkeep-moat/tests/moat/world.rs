@@ -142,6 +142,15 @@ pub fn in_world_with<F: Future<Output = ()>>(
     change: impl FnOnce(&mut MoatConfig) + Send + 'static,
     test: impl FnOnce(World) -> F + Send + 'static,
 ) {
+    in_world_for(4 * LONG, change, test);
+}
+
+/// For tests that take as long as they are told to.
+pub fn in_world_for<F: Future<Output = ()>>(
+    limit: Duration,
+    change: impl FnOnce(&mut MoatConfig) + Send + 'static,
+    test: impl FnOnce(World) -> F + Send + 'static,
+) {
     let thread = thread::spawn(move || {
         // SAFETY: only the network namespace of this thread changes.
         unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("these tests need root");
@@ -188,7 +197,7 @@ pub fn in_world_with<F: Future<Output = ()>>(
                     namespace: Arc::new(new_namespace()),
                     here: Arc::new(here),
                 };
-                tokio::time::timeout(4 * LONG, test(world))
+                tokio::time::timeout(limit, test(world))
                     .await
                     .expect("the test hangs");
             });
