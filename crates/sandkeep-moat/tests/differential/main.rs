@@ -116,6 +116,7 @@ fn servers_serve_nothing_the_policy_did_not_see() {
             name_within: Duration::from_millis(300),
             decide_within: Duration::from_millis(300),
             head_within: Duration::from_millis(500),
+            inside_within: Duration::from_millis(500),
         };
     };
     in_world_for(time + 10 * LONG, change, move |world| async move {
@@ -139,6 +140,7 @@ async fn run(world: World, mut servers: Servers, time: Duration, seed: u64) {
         netns: other.try_clone().unwrap(),
         policy: Rules::allowing(["o.test"]).unwrap(),
         bindings: Vec::new(),
+        from_point: None,
     });
     let _second = attached.await.unwrap();
     let by_address = |policy, namespace: &Arc<OwnedFd>| Sender {
