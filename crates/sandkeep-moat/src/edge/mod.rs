@@ -79,7 +79,6 @@ fn build_here() -> Result<Listeners> {
     }
     let (port, listeners) = listen(&at).map_err(no_listeners)?;
     rules::install(port).map_err(no_rules)?;
-    untracked::install(untracked::Place::Here(port)).map_err(no_rules)?;
     Ok(listeners)
 }
 
@@ -97,7 +96,6 @@ fn build_uplink() -> Result<Listeners> {
         })
         .map_err(no_listeners)?;
     uplink::install(port).map_err(no_rules)?;
-    untracked::install(untracked::Place::Cable).map_err(no_rules)?;
     Ok(listeners)
 }
 

@@ -19,6 +19,7 @@ use std::io;
 use super::{
     addresses::{BOX_V4, BOX_V6},
     netlink::{ACK, APPEND, CREATE, EXCLUSIVE, Messages},
+    untracked,
 };
 
 const TABLE: &str = "sandkeep";
@@ -69,6 +70,7 @@ fn batch(port: u16) -> Messages {
     }
     divert_to(&mut messages, port);
     reject_rest(&mut messages, ADMIN_PROHIBITED);
+    untracked::add(&mut messages, untracked::Place::Here(port));
     end(&mut messages);
     messages
 }

@@ -25,6 +25,7 @@ use std::{io, net::IpAddr};
 use super::{
     netlink::{AGENT_PORT, CREATE, EXCLUSIVE, HOST_END, HOST_V4, HOST_V6, Messages},
     rules::{self, CLOSE, DIVERT},
+    untracked,
 };
 
 const HOOK_PREROUTING: u32 = 0;
@@ -74,6 +75,7 @@ pub fn install(port: u16) -> io::Result<()> {
     }
     // The one refusal that every network stack passes on to its programs.
     rules::reject_rest(&mut messages, rules::PORT_UNREACHABLE);
+    untracked::add(&mut messages, untracked::Place::Cable);
     rules::end(&mut messages);
     messages.send(libc::NETLINK_NETFILTER)
 }
