@@ -8,6 +8,7 @@ import subprocess
 import pytest
 from boxkit import Box
 from sandkeep_server import binary
+from servers import in_place_of
 
 OURS = "/usr/local/lib/sandkeep/criu"
 # Counts how often it was asked; with a connection to itself if it is told to have one.
@@ -33,16 +34,15 @@ ASK = "timeout 60 bash -c 'until [ -p /run/answer ]; do sleep 0.1; done; echo x 
 
 @pytest.fixture(scope="module")
 def plain(server):
-    """The server of the whole run with such a CRIU over ours; this mount namespace is the tests'."""
-    server.stop()
+    """A server with such a CRIU over ours; this mount namespace is the tests'. It has no pool: what
+    was in the one before was made while there was a CRIU with our patches, and this one can not
+    look into it."""
     subprocess.run(["mount", "--bind", os.environ["SANDKEEP_TEST_PLAIN_CRIU"], OURS], check=True)
     try:
-        server.start()
-        yield server
-        server.stop()
+        with in_place_of(server, "--pool-size", "0") as own:
+            yield own
     finally:
         subprocess.run(["umount", OURS], check=True)
-        server.start()
 
 
 @pytest.fixture

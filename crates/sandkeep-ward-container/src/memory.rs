@@ -122,7 +122,7 @@ impl Inner {
         })
     }
 
-    async fn criu(&self) -> Result<Criu> {
+    pub(crate) async fn criu(&self) -> Result<Criu> {
         let program = criu::find(self.criu.as_deref())
             .ok_or_else(|| criu::missing("CRIU is not installed"))?;
         let stamp = Stamp::of(&program)?;

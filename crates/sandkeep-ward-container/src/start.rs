@@ -82,6 +82,7 @@ impl Inner {
             limits: spec.limits,
             first_id: slot.first_id(),
             boot_id: own_boot_id.clone(),
+            agent_is_readable: self.criu().await.is_ok_and(|criu| !criu.is_careful()),
         };
         let restored = image.is_some();
         let job = match image {

@@ -104,11 +104,6 @@ fn build_here(plan: Plan, given: HashMap<IpAddr, Kinds>) -> Result<Edge> {
     let control = NetlinkSocket::open(libc::NETLINK_NETFILTER)
         .and_then(|socket| Control::take(socket, ground, plan, given))
         .map_err(no_rules)?;
-    let flows = match place {
-        Place::Inner => untracked::Place::Here(port),
-        Place::Uplink => untracked::Place::Cable,
-    };
-    untracked::install(flows).map_err(no_rules)?;
     Ok(Edge {
         listeners,
         refusals: refusals.filter(|_| control.tells()),

@@ -34,6 +34,7 @@ use super::{
     expressions::{self as e, Family},
     netlink::{ACK, AGENT_PORT, APPEND, BOX_END, CREATE, EXCLUSIVE, HOST_V4, HOST_V6, Messages},
     plan::{Kinds, Plan},
+    untracked,
 };
 use crate::policy::{Addresses, Ranges};
 
@@ -151,6 +152,11 @@ pub fn all<'a>(
             mapped(m, NEW_ELEMENTS, family, &elements);
         }
     }
+    let flows = match ground.place {
+        Place::Inner => untracked::Place::Here(ground.port),
+        Place::Uplink => untracked::Place::Cable,
+    };
+    untracked::add(m, flows);
     boundary(m, BATCH_END);
     messages
 }

@@ -18,8 +18,6 @@
 //!
 //! At the end of a cable (sandboxes with a network stack of their own) the last two are all.
 
-use std::io;
-
 use super::{
     addresses::{BOX_V4, BOX_V6},
     netlink::{ACK, APPEND, CREATE, EXCLUSIVE, Messages},
@@ -37,8 +35,6 @@ const FAMILY_INET: u8 = 1;
 const V4: u8 = 2;
 const V6: u8 = 10;
 const SUBSYSTEM: u16 = 10;
-const BATCH_BEGIN: u16 = 0x10;
-const BATCH_END: u16 = 0x11;
 const NEW_TABLE: u16 = SUBSYSTEM << 8;
 const DELETE_TABLE: u16 = SUBSYSTEM << 8 | 2;
 const NEW_CHAIN: u16 = SUBSYSTEM << 8 | 3;
@@ -67,39 +63,31 @@ pub enum Place {
     Cable,
 }
 
-/// Writes the table into the namespace of this thread, in the place of an older one.
-pub fn install(place: Place) -> io::Result<()> {
-    batch(place).send(libc::NETLINK_NETFILTER)
-}
-
-fn batch(place: Place) -> Messages {
-    const BOUNDARY: [u8; 4] = [0, 0, 0, SUBSYSTEM as u8];
-    let mut messages = Messages::default();
-    messages.begin(BATCH_BEGIN, 0, &BOUNDARY);
+/// Adds the table to a transaction of others, in the place of an older one. A transaction of its
+/// own would take as long as the other one.
+pub fn add(messages: &mut Messages, place: Place) {
     // Made if it is not there, so that deleting it can not fail.
-    table(&mut messages, NEW_TABLE, CREATE);
-    table(&mut messages, DELETE_TABLE, 0);
-    table(&mut messages, NEW_TABLE, CREATE | EXCLUSIVE);
+    table(messages, NEW_TABLE, CREATE);
+    table(messages, DELETE_TABLE, 0);
+    table(messages, NEW_TABLE, CREATE | EXCLUSIVE);
     match place {
         Place::Here(port) => {
-            chain(&mut messages, HOOK_OUTPUT);
-            between_programs(&mut messages, port);
+            chain(messages, HOOK_OUTPUT);
+            between_programs(messages, port);
         }
-        Place::Cable => chain(&mut messages, HOOK_PREROUTING),
+        Place::Cable => chain(messages, HOOK_PREROUTING),
     }
-    rule(&mut messages, |m| {
+    rule(messages, |m| {
         meta_is(m, META_PROTOCOL, libc::IPPROTO_TCP as u8);
         load(m, TRANSPORT_HEADER, TCP_FLAGS, 1);
         mask(m, SYN_ACK);
         equals(m, &[SYN]);
         drop_over_the_rate(m);
     });
-    rule(&mut messages, |m| {
+    rule(messages, |m| {
         meta_is(m, META_PROTOCOL, libc::IPPROTO_UDP as u8);
         drop_over_the_rate(m);
     });
-    messages.begin(BATCH_END, 0, &BOUNDARY);
-    messages
 }
 
 fn between_programs(messages: &mut Messages, port: u16) {

@@ -65,7 +65,7 @@ fn become_agent(inheritance: Inheritance<'_>) -> Result<std::convert::Infallible
 
     let host = mounts::enter_root(root.as_fd())?;
     become_root()?;
-    mounts::populate(inheritance.own, agent.as_fd(), inheritance.memory)?;
+    mounts::populate(&host, inheritance.own, agent.as_fd(), inheritance.memory)?;
     mounts::leave_host(host)?;
 
     rustix::system::sethostname(inheritance.hostname.as_bytes()).doing("setting the host name")?;

@@ -191,16 +191,28 @@ pub fn leave_host(host: OwnedFd) -> Result<(), Failure> {
 }
 
 /// Everything below the root.
-pub fn populate(own: &Own, agent: BorrowedFd<'_>, memory: u64) -> Result<(), Failure> {
+pub fn populate(
+    host: &OwnedFd,
+    own: &Own,
+    agent: BorrowedFd<'_>,
+    memory: u64,
+) -> Result<(), Failure> {
     let root = open(
         "/",
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )
     .doing("opening the root")?;
-    // Parts of it can only be taken while it is mounted in the namespace of who takes them.
-    let sys = directory(&root, "sys", 0o555)?;
-    own.attach(&sys)
+    // Parts of it can only be taken while it is mounted in the namespace of who takes them. It goes
+    // with the host's tree: to unmount it alone takes the kernel milliseconds.
+    let aside = openat(
+        host,
+        "proc",
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .doing("opening the host's /proc")?;
+    own.attach(&aside)
         .doing("mounting the files of the sandbox")?;
     let proc = fresh("proc", &[], STRICT)?;
     attach(&proc, &directory(&root, "proc", 0o555)?).doing("mounting /proc")?;
@@ -214,10 +226,8 @@ pub fn populate(own: &Own, agent: BorrowedFd<'_>, memory: u64) -> Result<(), Fai
     .doing("opening /proc/sys")?;
     devices(own, &root, memory)?;
     close_proc(&proc, own)?;
-    let system = own.part(own::SYSTEM, STILL)?;
-    unmount("/sys", UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
-        .doing("putting the files of the sandbox away")?;
-    attach(&system, &sys).doing("mounting /sys")?;
+    let sys = directory(&root, "sys", 0o555)?;
+    attach(own.part(own::SYSTEM, STILL)?, &sys).doing("mounting /sys")?;
     temporary(&root)?;
     let run = fresh(
         "tmpfs",

@@ -52,6 +52,9 @@ pub struct Start {
     pub first_id: u32,
     /// What the kernel of the sandbox calls the time since it started.
     pub boot_id: String,
+    /// Whether root of the sandbox may open the agent's file. Only where the CRIU of this host
+    /// can write no other sandbox.
+    pub agent_is_readable: bool,
 }
 
 /// A box to bring back.

@@ -126,8 +126,7 @@ fn bring_back(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started,
     let listener = listen_in(here.directory).doing("making the socket of the agent")?;
     let namespace = idmap::user_namespace(start.first_id)?;
     let root = mounts::prepare_root(&start.root, namespace.as_fd())?;
-    // Another build of CRIU opens it with the rights of the sandbox.
-    let to = (!job.criu.careful).then(|| namespace.as_fd());
+    let to = start.agent_is_readable.then(|| namespace.as_fd());
     let agent = mounts::prepare_agent(here.directory, to)?;
     let image = mounts::detached(CWD, &job.image).doing("opening the image")?;
     set_mount_attributes(image.as_fd(), mounts::STILL, None).doing("opening the image")?;

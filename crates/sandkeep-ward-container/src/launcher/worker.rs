@@ -267,7 +267,7 @@ fn finish(
     userns::map_ids(cloned.pid, job.first_id)?;
     let namespace = userns::open(cloned.pid)?;
     let root = mounts::prepare_root(&job.root, namespace.as_fd())?;
-    let agent = mounts::prepare_agent(directory, None)?;
+    let agent = mounts::prepare_agent(directory, job.agent_is_readable.then(|| namespace.as_fd()))?;
     protocol::send(child, b"go", &[root.as_fd(), agent.as_fd()]).doing("waking the box")?;
     wait_readable(child.as_fd(), CHILD_DEADLINE).doing("waiting for the agent to start")?;
     // Exec closes the child's end; anything it says is why it did not get there.
