@@ -43,13 +43,18 @@ pub(crate) fn empty(marked: &[Marked]) -> io::Result<()> {
     let mut refused = Ok(());
     for one in marked {
         if let Err(error) = empty_in(one)
-            && error.kind() != io::ErrorKind::NotFound
+            && is_still_filled(one)
         {
             let message = format!("emptying pages of process {}: {error}", one.pid);
             refused = Err(io::Error::other(message));
         }
     }
     refused
+}
+
+/// One that stands still can be killed, and one that could not be held goes on.
+fn is_still_filled(one: &Marked) -> bool {
+    marked_in(one.pid).is_ok_and(|now| now.iter().any(|page| one.pages.contains(page)))
 }
 
 fn empty_in(one: &Marked) -> io::Result<()> {
@@ -185,5 +190,16 @@ VmFlags: ex wf
         let now = std::hint::black_box(&*memory);
         assert_eq!((now[0], now[PAGE as usize]), (7, 0));
         assert_eq!(find(&[i32::MAX]), []);
+        // One that was killed meanwhile has nothing to be emptied.
+        let gone = Marked {
+            pid: i32::MAX,
+            pages: vec![second],
+        };
+        empty(&[gone]).unwrap();
+        let unmapped = Marked {
+            pid: own,
+            pages: vec![0],
+        };
+        empty(&[unmapped]).unwrap();
     }
 }
