@@ -106,7 +106,7 @@ def main() -> int:
     server = Server("--pool-size", "3").start()
     boxes: list[Box] = []
     try:
-        limits = {"memory_mib": 128, "cpu_millis": 200}
+        limits = {"memory_mib": 128, "cpu_millis": 100}
         boxes = [Box(server, network={}, limits=limits, timeout_seconds=3600) for _ in range(count)]
         measure(server, 20)
         rest = measure(server, rounds)

@@ -26,7 +26,7 @@ impl Control {
         plan: Plan,
         given: HashMap<IpAddr, Kinds>,
     ) -> io::Result<Self> {
-        let install = |ground| rules::all(ground, &plan, given.iter()).send_on(&socket);
+        let install = |ground| rules::all(ground, &plan, &given).send_on(&socket);
         match install(ground) {
             Err(_) if ground.told => {
                 ground.told = false;
@@ -55,7 +55,7 @@ impl Control {
         if plan == self.plan && given == self.given {
             return Ok(());
         }
-        rules::all(self.ground, &plan, given.iter()).send_on(&self.socket)?;
+        rules::all(self.ground, &plan, &given).send_on(&self.socket)?;
         (self.plan, self.given) = (plan, given);
         Ok(())
     }

@@ -27,7 +27,10 @@
 //! What is not diverted is refused with its first packet. What is diverted only *can* be allowed:
 //! the listener decides.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use super::{
     addresses::{BOX_V4, BOX_V6, INSIDE_V4},
@@ -123,11 +126,7 @@ pub struct Ground {
 
 /// All rules, in the place of those that are there. It is one transaction: there is no moment
 /// without rules.
-pub fn all<'a>(
-    ground: Ground,
-    plan: &Plan,
-    given: impl Iterator<Item = (&'a IpAddr, &'a Kinds)> + Clone,
-) -> Messages {
+pub fn all(ground: Ground, plan: &Plan, given: &HashMap<IpAddr, Kinds>) -> Messages {
     let mut messages = Messages::default();
     let m = &mut messages;
     boundary(m, BATCH_BEGIN);
@@ -145,7 +144,7 @@ pub fn all<'a>(
         for family in Family::BOTH {
             let of_it = |(address, _): &(&IpAddr, &Kinds)| family_of(**address) == family;
             let elements: Vec<_> = given
-                .clone()
+                .iter()
                 .filter(of_it)
                 .map(|(address, kinds)| (*address, *kinds))
                 .collect();

@@ -165,6 +165,7 @@ static TABLE: LazyLock<Vec<(Forbidden, IpNet)>> = LazyLock::new(|| {
                 // IPv4 inside IPv6, and what a relay (6to4, Teredo) would make of it.
                 "::/96",
                 "::ffff:0:0/96",
+                "::ffff:0:0:0/96",
                 "2002::/16",
                 "2001::/32",
                 "100::/64",
