@@ -389,7 +389,7 @@ mod tests {
                     assert_eq!(gone.unwrap(), text);
                     assert_eq!(gate.held(), 0);
                     // The search goes on over it.
-                    let rest = SECRET[right..].as_bytes();
+                    let rest = &SECRET.as_bytes()[right..];
                     let rest = if frames { framed(rest) } else { rest.to_vec() };
                     assert_eq!(gate.push(&rest), Err(Stop::Reflected));
                 }

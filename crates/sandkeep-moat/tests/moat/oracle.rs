@@ -29,9 +29,13 @@ const SECRETS: [&str; 2] = [
 const WRONG: &[u8] = b"!^#~";
 
 async fn bound(scene: &Scene, secret: &str) -> BoxMoat {
-    let mut values = scene.vault.values.lock().unwrap();
-    values.insert("key".to_owned(), secret.to_owned());
-    drop(values);
+    let value = secret.to_owned();
+    scene
+        .vault
+        .values
+        .lock()
+        .unwrap()
+        .insert("key".to_owned(), value);
     let policy = json!({"allow": ["good.test"]});
     scene.attach(&policy, vec![bearer()]).await
 }

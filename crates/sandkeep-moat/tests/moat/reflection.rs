@@ -47,7 +47,13 @@ fn a_reflected_secret_is_not_given_back() {
         for heard in scene.heard() {
             assert_eq!(heard.all("accept-encoding"), ["identity"]);
         }
-        until(|| moat.denials().iter().any(|denial| denial.count == 3)).await;
+        // On a busy machine the slow one is cut where it paused.
+        let cut = |why: &str| why.contains("holds a secret") || why.contains("near-miss");
+        let counted = || {
+            let denials = moat.denials().into_iter().filter(|denial| cut(&denial.why));
+            denials.map(|denial| denial.count).sum::<u64>()
+        };
+        until(|| counted() == 3).await;
         assert!(refused_because(&moat, "holds a secret"));
     });
 }
