@@ -46,8 +46,9 @@ fn is_form(path: &Path) -> bool {
 }
 
 impl Layout {
-    pub fn prepare(root: &Path) -> Result<Self> {
-        let layout = Self {
+    /// Where everything is, or will be.
+    pub fn at(root: &Path) -> Self {
+        Self {
             root: root.to_owned(),
             templates: root.join("templates"),
             disks: root.join("disks"),
@@ -55,7 +56,11 @@ impl Layout {
             contexts: root.join("contexts"),
             staging: root.join("staging"),
             graves: root.join("graves"),
-        };
+        }
+    }
+
+    pub fn prepare(root: &Path) -> Result<Self> {
+        let layout = Self::at(root);
         for dir in [
             &layout.templates,
             &layout.disks,
