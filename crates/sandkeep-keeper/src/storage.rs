@@ -171,7 +171,7 @@ impl Core {
     pub async fn look_at_storage(&self) {
         let before = self.storage.seen();
         let held = held_in(&self.registry);
-        let state = match self.vault.attend(held > 0).await {
+        let state = match self.vault.attend().await {
             Ok(state) => state,
             Err(error) => {
                 tracing::warn!(%error, "looking after the storage");
@@ -209,7 +209,9 @@ impl Core {
             .registry
             .all()
             .into_iter()
-            .filter(|entry| entry.state() == State::Running && entry.held().is_none())
+            .filter(|entry| {
+                entry.state() == State::Running && !entry.pooled() && entry.held().is_none()
+            })
             .map(|entry| (entry.id.clone(), entry))
             .collect();
         let holds = self

@@ -2,7 +2,8 @@
 //! together may write never passes what there is.
 
 use sandkeep_model::{Result, SandboxId};
-use std::os::fd::AsFd as _;
+use std::{os::fd::AsFd as _, time::Duration};
+use tokio::task::JoinHandle;
 
 use crate::{
     backing::Backing,
@@ -15,6 +16,18 @@ use crate::{
 };
 
 const MIB: u64 = 1 << 20;
+
+const EVERY: Duration = Duration::from_millis(300);
+
+/// Looks after the room as long as it is kept.
+#[derive(Debug)]
+pub struct Attended(JoinHandle<()>);
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
 
 /// How it is with the storage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -44,9 +57,8 @@ impl StorageState {
     }
 }
 
-/// One round. `held`: those who wrote too much have been stopped, so that the others may have a
-/// part of the reserve.
-fn attend(vault: &Inner, held: bool) -> Result<StorageState> {
+/// One round.
+pub fn attend(vault: &Inner) -> Result<StorageState> {
     let below = Below::of(&vault.state_dir)?;
     if let Err(error) = ballast::release_if_full(&vault.state_dir) {
         tracing::warn!(%error, "room kept for a full disk");
@@ -77,12 +89,18 @@ fn attend(vault: &Inner, held: bool) -> Result<StorageState> {
     // What was kept free once may be used up by the server itself.
     let reserve = sizing::reserve(space.total);
     state.low = left < sizing::watermark(space.total) || space.free_for_names < names;
-    state.spent = left <= reserve || space.free_for_names < names / 2;
+    // The limit of all disks together is as exact as this.
+    state.spent = left <= reserve + reserve / 8 + 8 * MIB || space.free_for_names < names / 2;
     if !state.read_only && pool.kind != PoolKind::PlainDirectory {
-        let kept = if held { reserve / 2 } else { reserve };
-        let more = (left + space.promised).saturating_sub(kept);
+        let most = left + space.promised;
+        // While it is low there is a little for everybody in each round, out of the reserve: who
+        // takes more than that is seen, and held.
+        let (more, exact) = match state.low {
+            true => (most.saturating_sub(reserve / 2).min(reserve / 8), MIB),
+            false => (most.saturating_sub(reserve), 16 * MIB),
+        };
         let dir = btrfs::open_dir(&pool.root).doing_to("opening", &pool.root)?;
-        if let Err(error) = vault.quota.limit_sum(dir.as_fd(), more) {
+        if let Err(error) = vault.quota.limit_sum(dir.as_fd(), more, exact) {
             tracing::warn!(%error, "the limit of all sandboxes together stays as it was");
         }
     }
@@ -95,7 +113,7 @@ fn grow_ahead(
     below: Below,
     look: impl FnOnce() -> Result<Space>,
 ) -> Result<()> {
-    let ahead = sizing::ahead(below.free);
+    let ahead = sizing::ahead_of(space.total, below.free);
     let names = 2 * sizing::watermark_for_names(space.total);
     let missing = ahead
         .saturating_sub(space.free)
@@ -151,10 +169,22 @@ fn attend_at_rest(vault: &Inner) -> Result<()> {
 }
 
 impl Vault {
-    /// One round of looking after the room; to be called several times a second. `held`: those
-    /// who wrote too much have been stopped.
-    pub async fn attend(&self, held: bool) -> Result<StorageState> {
-        self.run(move |vault| attend(vault, held)).await
+    /// One round of looking after the room; to be called several times a second.
+    pub async fn attend(&self) -> Result<StorageState> {
+        self.run(attend).await
+    }
+
+    /// Does that until the guard is dropped, where there is no keeper to do it.
+    pub fn attended(&self) -> Attended {
+        let vault = self.clone();
+        Attended(tokio::spawn(async move {
+            loop {
+                if let Err(error) = vault.attend().await {
+                    tracing::warn!(%error, "looking after the storage");
+                }
+                tokio::time::sleep(EVERY).await;
+            }
+        }))
     }
 
     /// The same for what has time: a minute or so.

@@ -165,7 +165,7 @@ impl Backing {
     /// Gives the disk below back what is far more than anybody is about to write. Gives by how
     /// much the pool is smaller now.
     pub fn give_back(&self, free: u64) -> Result<u64> {
-        let ahead = sizing::ahead(Below::of(&self.below)?.free);
+        let ahead = sizing::ahead_of(self.size()?, Below::of(&self.below)?.free);
         let much = free.saturating_sub(2 * ahead + LARGEST_SHRINK);
         let _turn = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.size()?;

@@ -168,7 +168,7 @@ pub fn usage(vault: &Inner, id: &SandboxId) -> Result<u64> {
 }
 
 pub fn remove(vault: &Inner, id: &SandboxId) -> Result<()> {
-    vault.layout.remove(&disk_path(vault, id), &vault.quota)
+    vault.delete(&disk_path(vault, id))
 }
 
 pub fn list(vault: &Inner) -> Result<Vec<SandboxId>> {

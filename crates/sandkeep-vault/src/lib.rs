@@ -41,7 +41,7 @@ mod vault;
 mod verified;
 
 pub use archive::ImportLimits;
-pub use attend::StorageState;
+pub use attend::{Attended, StorageState};
 pub use ballast::{full as state_disk_full, release_if_full};
 pub use diff::{Change, ChangeKind, Diff, DiskReader, disk_reader_main};
 pub use disk::Disk;

@@ -306,8 +306,10 @@ pub fn remove(vault: &Inner, id: &PointId) -> Result<()> {
     vault.verified.forget(id);
     match fs::rename(&dir, &staged.path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // Dropping the staged place removes what is in it.
-        other => other.doing_to("removing", &dir),
+        // What cannot be removed now is removed when the staged place is dropped, or swept.
+        other => other
+            .doing_to("removing", &dir)
+            .and_then(|()| vault.delete(&staged.path)),
     }
 }
 

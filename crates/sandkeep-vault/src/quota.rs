@@ -60,9 +60,6 @@ struct Sum {
     limit: Mutex<Option<u64>>,
 }
 
-/// A limit that differs by less is as good.
-const CLOSE_ENOUGH: u64 = 8 << 20;
-
 impl Quota {
     pub const fn none() -> Self {
         Self {
@@ -110,12 +107,13 @@ impl Quota {
         }
     }
 
-    /// Lets all disks together hold `more` than they do, promises to their writers included.
-    pub fn limit_sum(&self, pool: BorrowedFd<'_>, more: u64) -> io::Result<()> {
+    /// Lets all disks together hold `more` than they do, promises to their writers included. A
+    /// limit that differs by less than `exact` stays.
+    pub fn limit_sum(&self, pool: BorrowedFd<'_>, more: u64, exact: u64) -> io::Result<()> {
         let Some(sum) = &self.sum else { return Ok(()) };
         let limit = self.held(sum.group)?.saturating_add(more);
         let mut last = sum.limit.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| last.abs_diff(limit) < CLOSE_ENOUGH) {
+        if last.is_some_and(|last| last.abs_diff(limit) < exact) {
             return Ok(());
         }
         // Zero would lift it.

@@ -31,6 +31,11 @@ pub fn ahead(free_below: u64) -> u64 {
     (free_below / 8).clamp(512 * MIB, 8 * GIB)
 }
 
+/// The same for a pool that is there: more than what it calls low.
+pub fn ahead_of(total: u64, free_below: u64) -> u64 {
+    ahead(free_below).max(watermark(total) * 2)
+}
+
 /// What sandboxes never get: deleting, and the server's own notes, need room.
 pub fn reserve(total: u64) -> u64 {
     (total / 16).clamp(16 * MIB, GIB)

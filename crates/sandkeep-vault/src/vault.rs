@@ -1,18 +1,18 @@
 //! The vault as others see it. All work that may block happens off the async threads.
 
-use sandkeep_model::{Error, Result, SandboxId, TemplateName};
+use sandkeep_model::{Code, Error, Result, SandboxId, TemplateName};
 use std::{
     fs,
     io::Read,
     os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
 use crate::{
     DiskReader,
     archive::{self, ImportLimits},
-    base, btrfs,
+    attend, base, btrfs,
     disk::{self, Disk},
     doing::Doing as _,
     lock::Lock,
@@ -125,6 +125,8 @@ impl Inner {
         };
         if !read_only {
             inner.count_all();
+            // From the first moment on nobody writes more than there is.
+            attend::attend(&inner)?;
         }
         Ok(inner)
     }
@@ -148,6 +150,19 @@ impl Inner {
         };
         let freeing = self.tidy()?.groups_waiting > 0;
         Err(error.retryable(freeing))
+    }
+
+    /// Removes what is at `path`, also from a pool that is too full to delete: that gets its last
+    /// reserve first.
+    pub fn delete(&self, path: &Path) -> Result<()> {
+        let full = match self.layout.remove(path, &self.quota) {
+            Err(error) if error.code == Code::DiskFull => error,
+            other => return other,
+        };
+        match &self.pool.backing {
+            Some(backing) if backing.give_tail()? => self.layout.remove(path, &self.quota),
+            _ => Err(full),
+        }
     }
 
     /// Finishes what could not be finished before.

@@ -27,6 +27,7 @@ pub async fn init(output: Output, args: &InitArgs) -> anyhow::Result<u8> {
     let state = StateDir::take(&config.state)?;
     state.api_key(std::env::var("SANDKEEP_API_KEY").ok())?;
     let vault = Vault::open(config.vault()).await?;
+    let _attended = vault.attended();
     let base: TemplateName = BASE.parse()?;
     let (template, made) = match vault.template(&base).await? {
         Some(found) => (found, false),
