@@ -108,7 +108,8 @@ def stopped_writing(box: Box) -> str | None:
     try:
         ended = box.root("cat /run/ended", timeout_ms=20_000)
     except Refused as refused:
-        return f"refused: {refused}"
+        # Held between the two questions.
+        return "held" if box.info().get("held") else f"refused: {refused}"
     if not ended.ok:
         return None if "No such file" in ended.err else f"broken: {ended!r}"
     return "finished" if ended.out == "0\n" else "told"
