@@ -189,12 +189,15 @@ impl Backing {
 
     /// A pool of an earlier version was as large as it might ever become, and had blocks only
     /// where something was written. It becomes as large as what it holds and a head start.
-    pub fn take_over(&self, free: u64) -> Result<()> {
+    pub fn take_over(&self) -> Result<()> {
         if self.is_whole()? {
             return Ok(());
         }
         let below = Below::of(&self.below)?;
         let size = self.size()?;
+        let stat = rustix::fs::statvfs(&self.root)
+            .doing_to("asking for the space of", &self.root)?;
+        let free = stat.f_bfree.saturating_mul(stat.f_frsize);
         let target = (size.saturating_sub(free) + sizing::ahead(below.free))
             .next_multiple_of(GRAIN)
             .max(SMALLEST_FS);

@@ -284,7 +284,7 @@ fn open_loop(state: &Path, wanted: Option<u64>) -> Result<Pool> {
         remount(&pool.root);
     }
     if let Some(backing) = &pool.backing
-        && let Err(error) = backing.take_over(pool.space()?.free)
+        && let Err(error) = backing.take_over()
     {
         tracing::error!(
             %error,

@@ -117,9 +117,9 @@ impl Below {
 
     /// Refuses a size of which this disk could not hold what is not allocated yet.
     pub fn check(self, size: u64, allocated: u64) -> Result<()> {
-        let more = size.saturating_sub(allocated).saturating_add(TAIL);
+        let more = size.saturating_sub(allocated);
         let spare = self.spare();
-        if more <= spare {
+        if more == 0 || more.saturating_add(TAIL) <= spare {
             return Ok(());
         }
         let most = allocated.saturating_add(spare.saturating_sub(TAIL)) / MIB * MIB;
