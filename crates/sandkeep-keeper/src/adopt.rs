@@ -151,10 +151,11 @@ impl Core {
             Ok(Adoption::Alive) => {
                 // An earlier server may have held it for want of storage. One that was pausing
                 // goes on when nobody writes it down any more.
-                if entry.state() == State::Running
-                    && let Err(error) = entry.ward.thaw(&entry.id).await
-                {
-                    tracing::warn!(id = %entry.id, %error, "thawing an adopted box");
+                if entry.state() == State::Running {
+                    let free = self.own_limit_again(entry).await;
+                    if let Err(error) = free.and(entry.ward.thaw(&entry.id).await) {
+                        tracing::warn!(id = %entry.id, %error, "thawing an adopted box");
+                    }
                 }
                 true
             }

@@ -63,11 +63,26 @@ pub fn describe() {
         Unit::Bytes,
         "The storage: total, free, growable (by how much it may still become larger), below_free (free on the disk of the state directory)"
     );
-    describe_gauge!(STORAGE_LOW, "1 while the storage is nearly full: writers are held, nothing new is begun");
-    describe_gauge!(STORAGE_READ_ONLY, "1 while nothing can be written to the storage");
-    describe_gauge!(STORAGE_OVERCOMMITTED, "1 while the disk below has not got all that the storage was promised");
-    describe_gauge!(STATE_DISK_FULL, "1 while the disk of the state directory is full");
-    describe_gauge!(HELD, "Sandboxes that stand still because the storage is nearly full");
+    describe_gauge!(
+        STORAGE_LOW,
+        "1 while the storage is nearly full: writers are held, nothing new is begun"
+    );
+    describe_gauge!(
+        STORAGE_READ_ONLY,
+        "1 while nothing can be written to the storage"
+    );
+    describe_gauge!(
+        STORAGE_OVERCOMMITTED,
+        "1 while the disk below has not got all that the storage was promised"
+    );
+    describe_gauge!(
+        STATE_DISK_FULL,
+        "1 while the disk of the state directory is full"
+    );
+    describe_gauge!(
+        HELD,
+        "Sandboxes that stand still because the storage is nearly full"
+    );
     describe_counter!(ADOPTED, "Boxes found alive after a restart of the server");
 }
 

@@ -15,7 +15,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::{
     core::Core,
-    meters,
+    form, meters,
     registry::{Entry, Registry},
     sync::lock,
 };
@@ -256,14 +256,44 @@ impl Core {
         }
         // Whoever comes from here on is told, and does not wait.
         entry.set_held(Some(Timestamp::now()));
+        // To stop what is about to be written takes a while, and the room that is left belongs to
+        // the others. A kernel in a box would take a refusal for a broken disk; it stops at once.
+        if entry.ward.disk_form().is_none() {
+            self.limit_to_what_it_has(entry).await;
+        }
         if let Err(error) = entry.ward.freeze(&entry.id).await {
             tracing::warn!(id = %entry.id, %error, "a box that writes could not be held");
+            if let Err(error) = self.own_limit_again(entry).await {
+                tracing::warn!(id = %entry.id, %error, "its limit");
+            }
             entry.set_held(None);
             return;
         }
         tracing::warn!(id = %entry.id, free = state.free_bytes, "held: it writes and the storage is nearly full");
         let free_bytes = state.free_bytes;
         self.note(entry, EventKind::StorageLow { free_bytes }).await;
+    }
+
+    async fn limit_to_what_it_has(&self, entry: &Entry) {
+        let held = self.vault.held_by(vec![entry.id.clone()]).await;
+        let bytes = held
+            .ok()
+            .and_then(|held| held.first().map(|(_, bytes)| *bytes));
+        let Some(bytes) = bytes else { return };
+        // Zero would lift the limit.
+        if let Err(error) = self.vault.set_disk_limit(&entry.id, bytes.max(1)).await {
+            tracing::warn!(id = %entry.id, %error, "a box that writes keeps its limit");
+        }
+    }
+
+    /// The limit it was given, after it was held. Of one that a server before this one held, too.
+    pub async fn own_limit_again(&self, entry: &Entry) -> Result<()> {
+        if self.vault.is_read_only() {
+            return Ok(());
+        }
+        let limits = entry.with(|sandbox| sandbox.limits);
+        let quota = form::quota(entry.ward.as_ref(), &limits);
+        self.vault.set_disk_limit(&entry.id, quota).await
     }
 
     async fn note(&self, entry: &Entry, kind: EventKind) {
@@ -294,6 +324,9 @@ impl Core {
     pub async fn let_go(&self, entry: &Entry) -> Result<()> {
         if entry.held().is_none() {
             return Ok(());
+        }
+        if let Err(error) = self.own_limit_again(entry).await {
+            tracing::warn!(id = %entry.id, %error, "a box that goes on keeps a lower limit");
         }
         if entry.state() == State::Running {
             entry.ward.thaw(&entry.id).await?;

@@ -187,7 +187,11 @@ async fn a_full_disk_left_a_sandbox_pausing_for_good() {
         .await
         .unwrap_err();
     assert_eq!(keeper.get(&made.id).await.unwrap().state, State::Running);
-    assert_eq!(listed().await, State::Pausing, "the ledger could not be told");
+    assert_eq!(
+        listed().await,
+        State::Pausing,
+        "the ledger could not be told"
+    );
     std::fs::remove_file(&filler).unwrap();
     until("the ledger knows that it runs", async || {
         (listed().await == State::Running).then_some(())

@@ -71,8 +71,8 @@ impl Backing {
     }
 
     fn size(&self) -> Result<u64> {
-        let stat = rustix::fs::statvfs(&self.root)
-            .doing_to("asking for the space of", &self.root)?;
+        let stat =
+            rustix::fs::statvfs(&self.root).doing_to("asking for the space of", &self.root)?;
         Ok(space::size(&stat))
     }
 
@@ -195,8 +195,8 @@ impl Backing {
         }
         let below = Below::of(&self.below)?;
         let size = self.size()?;
-        let stat = rustix::fs::statvfs(&self.root)
-            .doing_to("asking for the space of", &self.root)?;
+        let stat =
+            rustix::fs::statvfs(&self.root).doing_to("asking for the space of", &self.root)?;
         let free = stat.f_bfree.saturating_mul(stat.f_frsize);
         let target = (size.saturating_sub(free) + sizing::ahead(below.free))
             .next_multiple_of(GRAIN)

@@ -267,7 +267,13 @@ fn open_loop(state: &Path, wanted: Option<u64>) -> Result<Pool> {
     let dir = btrfs::open_dir(&root).doing_to("opening", &root)?;
     let fsid = btrfs::fsid(dir.as_fd()).doing("asking the pool for its id")?;
     let pool = Pool {
-        backing: Some(Backing::open(image, device.clone(), root.clone(), state, most)?),
+        backing: Some(Backing::open(
+            image,
+            device.clone(),
+            root.clone(),
+            state,
+            most,
+        )?),
         allocation: Some(PathBuf::from(format!("/sys/fs/btrfs/{fsid}/allocation"))),
         root,
         kind: PoolKind::LoopFile,

@@ -14,12 +14,7 @@ use std::{
 };
 
 use crate::{
-    btrfs,
-    doing::Doing as _,
-    lock::Lock,
-    mounts::mounted_at,
-    pool::Pool,
-    vault::VaultConfig,
+    btrfs, doing::Doing as _, lock::Lock, mounts::mounted_at, pool::Pool, vault::VaultConfig,
 };
 
 /// Memory has to be given back before a process is gone.
@@ -41,10 +36,10 @@ pub fn repair(config: &VaultConfig, end: bool) -> Result<Repaired> {
         .doing_to("finding the state directory", &config.state_dir)?;
     let _lock = Lock::take(&state.join("vault.lock"))?;
     if config.pool_dir.is_some() {
-        return Err(Error::conflict(
-            "this storage is a directory on a file system of yours",
-        )
-        .hint("mount that file system anew, then start the server"));
+        return Err(
+            Error::conflict("this storage is a directory on a file system of yours")
+                .hint("mount that file system anew, then start the server"),
+        );
     }
     let root = state.join("pool");
     let well = |ended| {
@@ -121,10 +116,8 @@ pub fn repair(config: &VaultConfig, end: bool) -> Result<Repaired> {
 }
 
 fn is_read_only(root: &Path) -> bool {
-    rustix::fs::statvfs(root).is_ok_and(|stat| {
-        stat.f_flag
-            .contains(rustix::fs::StatVfsMountFlags::RDONLY)
-    })
+    rustix::fs::statvfs(root)
+        .is_ok_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
 fn broken(root: &Path) -> Error {
@@ -157,16 +150,19 @@ fn users(fsid: &str, device: &str) -> Vec<rustix::process::Pid> {
 }
 
 fn mounts(proc: &Path, device: &str) -> bool {
-    fs::read_to_string(proc.join("mountinfo"))
-        .is_ok_and(|text| {
-            text.lines()
-                .any(|line| line.split(' ').nth(2) == Some(device))
-        })
+    fs::read_to_string(proc.join("mountinfo")).is_ok_and(|text| {
+        text.lines()
+            .any(|line| line.split(' ').nth(2) == Some(device))
+    })
 }
 
 fn holds(proc: &Path, fsid: &str) -> bool {
     let open = fs::read_dir(proc.join("fd"));
-    let open = open.into_iter().flatten().flatten().map(|entry| entry.path());
+    let open = open
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
     ["cwd", "root", "exe"]
         .map(|name| proc.join(name))
         .into_iter()

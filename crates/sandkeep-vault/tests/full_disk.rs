@@ -97,8 +97,7 @@ impl Drop for Small {
 
 fn is_read_only(root: &Path) -> bool {
     let stat = rustix::fs::statvfs(root).unwrap();
-    stat.f_flag
-        .contains(rustix::fs::StatVfsMountFlags::RDONLY)
+    stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY)
 }
 
 /// What is removed is free in a moment.
@@ -121,7 +120,10 @@ async fn one_disk_within_its_limit_broke_the_pool_of_all() {
     let tiny = import_tiny(&vault, "tiny").await;
     let (culprit, neighbour) = (id(), id());
     let fills = vault.create_disk(&culprit, &tiny, 10 << 30).await.unwrap();
-    let other = vault.create_disk(&neighbour, &tiny, 10 << 30).await.unwrap();
+    let other = vault
+        .create_disk(&neighbour, &tiny, 10 << 30)
+        .await
+        .unwrap();
     assert!(vault.attend().await.unwrap().is_well());
 
     // As the server does meanwhile.
@@ -169,7 +171,10 @@ async fn something_else_filled_the_disk_and_the_pool_went_read_only() {
     assert!(!is_read_only(&small.state().join("pool")));
     assert!(small.is_whole());
     let state = vault.attend().await.unwrap();
-    assert!(state.low && state.below_full && state.growable_bytes == 0, "{state:?}");
+    assert!(
+        state.low && state.below_full && state.growable_bytes == 0,
+        "{state:?}"
+    );
     // A server that starts now.
     drop(vault);
     let vault = small.open(None).await;
@@ -234,7 +239,10 @@ async fn a_sparse_pool_of_an_earlier_version_becomes_whole() {
     // As 0.1.0 made it.
     File::create(&image).unwrap().set_len(100 << 30).unwrap();
     let path = image.to_str().unwrap();
-    run("mkfs.btrfs", &["-q", "-f", "-K", "-m", "single", "-d", "single", path]);
+    run(
+        "mkfs.btrfs",
+        &["-q", "-f", "-K", "-m", "single", "-d", "single", path],
+    );
     let vault = small.open(None).await;
     assert!(small.is_whole());
     assert!(fs::metadata(&image).unwrap().len() < 2 << 30);
@@ -251,8 +259,7 @@ async fn a_sparse_pool_of_an_earlier_version_becomes_whole() {
 async fn holes_that_something_else_made_are_filled() {
     let small = Small::new(2048);
     let vault = small.open(Some(512 * MIB)).await;
-    let flags =
-        rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     let image = File::options().write(true).open(small.image()).unwrap();
     rustix::fs::fallocate(&image, flags, 400 * MIB, 64 * MIB).unwrap();
     assert!(!small.is_whole());

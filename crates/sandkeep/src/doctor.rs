@@ -217,10 +217,8 @@ fn storage(config: &Config) -> Option<Check> {
     let image = fs::metadata(state.join("pool.img")).ok()?;
     let kept = sandkeep_vault::kept_size(state)?;
     let most = config.storage_size.map_or(kept, |size| size.0);
-    let read_only = rustix::fs::statvfs(state.join("pool")).is_ok_and(|stat| {
-        stat.f_flag
-            .contains(rustix::fs::StatVfsMountFlags::RDONLY)
-    });
+    let read_only = rustix::fs::statvfs(state.join("pool"))
+        .is_ok_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY));
     if read_only {
         return Some(Check::missing(
             NAME,

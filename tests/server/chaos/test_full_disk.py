@@ -41,6 +41,10 @@ def noted(server, **request) -> Box:
     return box
 
 
+def events_of(box: Box) -> list[str]:
+    return [event["event"] for event in box.server.json("GET", f"/v1/events?format=json&sandbox_id={box.id}")["events"]]
+
+
 def refused_for_space(call) -> None:
     with pytest.raises(Refused) as refused:
         call()
@@ -63,8 +67,7 @@ def test_one_sandbox_within_its_limit_broke_the_pool_of_all(small, level):
     refused_for_space(lambda: Box(small))
     if how == "held":
         refused_for_space(lambda: culprit.exec("true"))
-        events = small.json("GET", f"/v1/events?format=json&sandbox_id={culprit.id}")["events"]
-        assert any(event["event"] == "storage_low" for event in events), events
+        wait_for(lambda: "storage_low" in events_of(culprit), "its events say so")
     metrics = small.request("GET", "/metrics")[2].decode()
     assert "sandkeep_storage_low 1" in metrics, [line for line in metrics.splitlines() if "storage" in line]
     # One deletion is enough.

@@ -65,7 +65,10 @@ impl Core {
         }
         entry.became(State::Pausing);
         // Whoever pauses it freezes it, too, or lets it go on after that.
-        entry.set_held(None);
+        if entry.held().is_some() {
+            entry.set_held(None);
+            self.own_limit_again(entry).await?;
+        }
         entry.activity.cut().await;
         Ok(())
     }
