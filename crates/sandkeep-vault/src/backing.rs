@@ -166,7 +166,7 @@ impl Backing {
     /// much the pool is smaller now.
     pub fn give_back(&self, free: u64) -> Result<u64> {
         let ahead = sizing::ahead_of(self.size()?, Below::of(&self.below)?.free);
-        let much = free.saturating_sub(2 * ahead + LARGEST_SHRINK);
+        let much = free.saturating_sub(ahead + ahead / 2 + GRAIN);
         let _turn = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.size()?;
         let step = (much / GRAIN * GRAIN)

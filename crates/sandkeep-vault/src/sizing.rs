@@ -26,9 +26,10 @@ pub fn left_below(total: u64) -> u64 {
     (total / 20).clamp(256 * MIB, 4 * GIB)
 }
 
-/// How much is allocated ahead of those who write.
+/// How much is allocated ahead of those who write. On a busy disk a step takes seconds; who
+/// writes meanwhile must not be refused.
 pub fn ahead(free_below: u64) -> u64 {
-    (free_below / 8).clamp(512 * MIB, 8 * GIB)
+    (free_below / 8).clamp(2 * GIB, 8 * GIB)
 }
 
 /// The same for a pool that is there: more than what it calls low.

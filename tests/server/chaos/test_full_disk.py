@@ -79,7 +79,7 @@ def test_one_sandbox_within_its_limit_broke_the_pool_of_all(small, level):
     assert "sandkeep_storage_low 0" in small.request("GET", "/metrics")[2].decode()
 
 
-@pytest.mark.parametrize("disk", [5], indirect=True)
+@pytest.mark.parametrize("disk", [6], indirect=True)
 @pytest.mark.parametrize("level", LEVELS)
 def test_something_else_filled_the_disk_and_the_pool_was_read_only_for_good(disk, small, level):
     neighbour = noted(small, isolation="container")
