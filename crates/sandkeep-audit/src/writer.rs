@@ -21,6 +21,9 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::{Action, Actor, AuditConfig, Entry, Head, line::seal, open::End, segment::Segment};
 
+/// What the disk is asked for before it is needed: entries must be written when it is full.
+const AHEAD: u64 = 8 << 20;
+const LEAST: u64 = 64 << 10;
 /// Lines that go out in one write.
 const MAX_BATCH: usize = 256;
 
@@ -49,6 +52,8 @@ pub(crate) struct Writer {
     segment: Segment,
     file: File,
     size: u64,
+    /// Up to here the disk has room for the segment, whoever fills it.
+    allocated: u64,
     head: Head,
     /// When the oldest line not yet durable was written.
     unsynced: Option<Instant>,
@@ -68,6 +73,7 @@ impl Writer {
             segment: end.segment,
             file: end.file,
             size: end.size,
+            allocated: 0,
             head: end.head,
             unsynced: None,
             broken: None,
@@ -180,6 +186,7 @@ impl Writer {
         if text.is_empty() {
             return;
         }
+        self.allocate(text.len() as u64);
         let written = match &self.broken {
             Some(error) => Err(error.clone()),
             None => self
@@ -210,8 +217,27 @@ impl Writer {
         }
     }
 
+    /// Room for what is about to be written, and for a while after it. Without it the log goes on
+    /// as long as the disk has some.
+    fn allocate(&mut self, bytes: u64) {
+        let ahead = self.ahead();
+        if self.size + bytes + ahead / 2 <= self.allocated {
+            return;
+        }
+        match allocate(&self.file, self.size, bytes + ahead) {
+            Ok(()) => self.allocated = self.size + bytes + ahead,
+            Err(error) => tracing::debug!(%error, "no room is set aside for the audit log"),
+        }
+    }
+
+    fn ahead(&self) -> u64 {
+        self.config.segment_bytes.clamp(LEAST, AHEAD)
+    }
+
     /// A full disk takes part of a line. It must not stay: the next line would be glued to it.
     fn take_back(&mut self) {
+        // With the end of the file goes what was set aside behind it.
+        self.allocated = 0;
         if self.broken.is_none()
             && let Err(error) = self.file.set_len(self.size)
         {
@@ -235,10 +261,25 @@ impl Writer {
         self.sync()?;
         let next = Segment::new(self.dir.path(), self.head.seq + 1);
         let file = next.open_to_write()?;
+        let ahead = self.ahead();
+        let room = allocate(&file, 0, ahead).or_else(|_| allocate(&file, 0, LEAST));
+        if let Err(error) = room
+            && error.kind() == std::io::ErrorKind::StorageFull
+        {
+            // Behind the end of the old one there is still room.
+            drop(file);
+            return std::fs::remove_file(&next.path)
+                .map_err(|error| next.doing("giving up", error));
+        }
+        // What was set aside behind the end of the old one is given back.
+        if let Err(error) = self.file.set_len(self.size) {
+            tracing::debug!(%error, "the room behind a segment stays");
+        }
         self.dir.sync()?;
         self.segment = next;
         self.file = file;
         self.size = 0;
+        self.allocated = 0;
         Ok(())
     }
 
@@ -260,4 +301,11 @@ impl Writer {
         }
         Ok(())
     }
+}
+
+/// The length of the file stays what it is.
+fn allocate(file: &File, from: u64, bytes: u64) -> std::io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    fallocate(file, FallocateFlags::KEEP_SIZE, from, bytes)?;
+    Ok(())
 }

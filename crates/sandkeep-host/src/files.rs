@@ -92,10 +92,20 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 /// the kernel keeps everybody in the box from tracing it or looking into it.
 pub fn install_agent(source: &Path, state_dir: &Path, mode: u32) -> Result<PathBuf> {
     let target = state_dir.join("agent");
+    let same = fs::read(&target).is_ok_and(|there| fs::read(source).is_ok_and(|new| new == there));
+    if same {
+        // On a full disk there is no room for another copy.
+        fs::set_permissions(&target, fs::Permissions::from_mode(mode))
+            .doing("closing the agent")?;
+        return Ok(target);
+    }
     let fresh = state_dir.join(format!("agent.{}", random_token(8)));
     fs::copy(source, &fresh)
         .and_then(|_| fs::set_permissions(&fresh, fs::Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&fresh, &target))
+        .inspect_err(|_| {
+            let _gone = fs::remove_file(&fresh);
+        })
         .doing(format_args!(
             "copying the agent {} into the state directory",
             source.display()

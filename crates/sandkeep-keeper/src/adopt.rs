@@ -148,7 +148,17 @@ impl Core {
             record,
         };
         match entry.ward.adopt(&live).await {
-            Ok(Adoption::Alive) => true,
+            Ok(Adoption::Alive) => {
+                // An earlier server may have held it for want of storage. One that was pausing
+                // goes on when nobody writes it down any more.
+                if entry.state() == State::Running {
+                    let free = self.own_limit_again(entry).await;
+                    if let Err(error) = free.and(entry.ward.thaw(&entry.id).await) {
+                        tracing::warn!(id = %entry.id, %error, "thawing an adopted box");
+                    }
+                }
+                true
+            }
             Ok(Adoption::Gone) => false,
             Err(error) => {
                 // Nobody can say what it is; what can not be reached must not linger.

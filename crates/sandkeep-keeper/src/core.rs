@@ -11,7 +11,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     KeeperConfig, build::Builds, expiry::Deadlines, idempotency::Flights, isolation::Levels,
-    meters, pool::Pool, registry::Registry,
+    meters, pool::Pool, registry::Registry, storage::Storage,
 };
 
 /// Boxes started at the same time: more would only make each of them slower.
@@ -30,6 +30,7 @@ pub struct Core {
     pub flights: Flights,
     pub builds: Builds,
     pub starts: Semaphore,
+    pub storage: Storage,
     /// Held by whoever makes another form of a template.
     pub forms: Mutex<()>,
     /// Cancelled when the keeper closes: background work ends, what is under way finishes.
@@ -58,6 +59,7 @@ impl Core {
             flights: Flights::default(),
             builds: Builds::default(),
             starts: Semaphore::new(STARTS_AT_ONCE),
+            storage: Storage::default(),
             forms: Mutex::default(),
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -67,6 +69,7 @@ impl Core {
     /// Adopts what is there and starts the background work.
     pub async fn open(self: &Arc<Self>) -> Result<()> {
         meters::describe();
+        self.look_at_storage().await;
         let (adopted, ()) = tokio::join!(self.adopt(), self.levels.look());
         self.tasks.spawn(Arc::clone(self).reattach(adopted?));
         for ward in self.levels.wards() {
@@ -75,6 +78,7 @@ impl Core {
             }
         }
         self.prepare_disks(&self.config.pool.template);
+        self.tasks.spawn(Arc::clone(self).watch_storage());
         self.tasks.spawn(Arc::clone(self).expire());
         self.tasks.spawn(Arc::clone(self).keep_pool());
         self.tasks.spawn(Arc::clone(self).tell_denials());

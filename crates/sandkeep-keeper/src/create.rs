@@ -115,6 +115,7 @@ impl Core {
         network: EgressWish,
     ) -> Result<Sandbox> {
         let given = idempotency::given(&request, &network)?;
+        self.check_storage()?;
         let plan = self.plan(request, network).await?;
         let flying = match given {
             None => None,

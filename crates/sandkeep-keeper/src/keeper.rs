@@ -14,7 +14,9 @@ use sandkeep_ward::{Acceleration, Channel, Check, Ward};
 use tokio::sync::broadcast;
 use tokio_util::sync::DropGuard;
 
-use crate::{BoundTo, Counts, Egress, EgressWish, Hold, KeeperConfig, agent, core::Core};
+use crate::{
+    BoundTo, Counts, Egress, EgressWish, Hold, KeeperConfig, StorageReport, agent, core::Core,
+};
 
 /// What a client may see of a box together with what it uses right now.
 #[derive(Debug, Clone)]
@@ -23,6 +25,8 @@ pub struct BoxView {
     pub usage: Option<Usage>,
     /// What runs it, where it is a machine that runs.
     pub acceleration: Option<Acceleration>,
+    /// Since when it stands still because the storage is nearly full.
+    pub held: Option<Timestamp>,
 }
 
 /// Looks up boxes without keeping the keeper alive, from memory.
@@ -187,6 +191,7 @@ impl Keeper {
             sandbox: entry.sandbox(),
             usage,
             acceleration: entry.ward.acceleration(&entry.id),
+            held: entry.held(),
         })
     }
 
@@ -245,6 +250,7 @@ impl Keeper {
         loop {
             let visit = entry.activity.enter(counts);
             match entry.state() {
+                State::Running if entry.held().is_some() => return Err(self.core.held(id)),
                 State::Running => {
                     let channel = agent::channel(entry.ward.as_ref(), id).await?;
                     return Ok(visit.over(channel));
@@ -383,6 +389,11 @@ impl Keeper {
             boxes: self.core.registry.owned_count(),
             pooled: self.core.pool.len(),
         }
+    }
+
+    /// How it is with the storage, as of the last look, which is less than a second ago.
+    pub fn storage(&self) -> StorageReport {
+        self.core.storage.report(&self.core.registry)
     }
 
     /// Stops the background work and finishes what is under way. Boxes go on.

@@ -24,6 +24,7 @@ mod reattach;
 mod registry;
 mod samples;
 mod stop;
+mod storage;
 mod sync;
 mod time;
 mod upkeep;
@@ -33,6 +34,7 @@ pub use config::{KeeperConfig, Limiting, PoolConfig};
 pub use egress::{BoundTo, Egress, EgressWish};
 pub use keeper::{BoxFinder, BoxView, HostReport, Keeper, LevelReport};
 pub use network::{DenialBell, NetworkConfig};
+pub use storage::{StorageReason, StorageReport};
 pub use time::{
     Command, Counts, Export, ForkWish, Hold, Imported, PauseWish, Place, PointWish, Timeline,
     check_point_policy,

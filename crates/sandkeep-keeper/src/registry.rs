@@ -35,6 +35,8 @@ pub struct Entry {
     pub trail: Mutex<Trail>,
     pub reach: Reach,
     face: RwLock<Face>,
+    /// Since when it stands still because the storage is nearly full.
+    held: Mutex<Option<Timestamp>>,
     /// Rung at every step in its life.
     stepped: Notify,
     /// Somebody repeats its clean-up already.
@@ -77,6 +79,7 @@ impl Entry {
                 pooled,
                 counted: false,
             }),
+            held: Mutex::default(),
             stepped: Notify::new(),
             retried: AtomicBool::new(false),
         })
@@ -172,6 +175,21 @@ impl Entry {
             face.sandbox = sandbox;
             face.pooled = false;
         });
+    }
+
+    /// Since when it is held for want of storage, though it runs for the ledger.
+    pub fn held(&self) -> Option<Timestamp> {
+        *lock(&self.held)
+    }
+
+    pub fn set_held(&self, since: Option<Timestamp>) {
+        *lock(&self.held) = since;
+    }
+
+    /// Whether the ledger has another state than the one it is in.
+    pub fn is_unwritten(&self) -> bool {
+        let face = read(&self.face);
+        face.written != face.sandbox.state
     }
 
     /// Whether the caller is the one to repeat the clean-up.

@@ -99,12 +99,16 @@ impl Core {
                 .hint("it is tried again in the background")
                 .retryable(true)
         })?;
-        self.vault.remove_disk(id).await.map_err(|error| {
-            error
-                .context(format!("removing the disk of sandbox \"{id}\""))
-                .hint("it is tried again in the background")
-                .retryable(true)
-        })?;
+        if let Err(error) = self.vault.remove_disk(id).await {
+            if !self.vault.is_read_only() {
+                return Err(error
+                    .context(format!("removing the disk of sandbox \"{id}\""))
+                    .hint("it is tried again in the background")
+                    .retryable(true));
+            }
+            // Nothing of it runs. Its disk is nobody's then, and goes once it can.
+            tracing::warn!(%id, "the storage is read-only: a disk stays until it is repaired");
+        }
         self.drop_all_but_kept(id).await;
         Ok(())
     }

@@ -26,6 +26,9 @@ impl Core {
             }
             self.remove_orphan_disks().await;
             self.thin_all_out().await;
+            if let Err(error) = self.vault.attend_at_rest().await {
+                tracing::warn!(%error, "looking after the storage");
+            }
             if let Err(error) = self.vault.tidy().await {
                 tracing::warn!(%error, "tidying the vault");
             }
@@ -50,6 +53,9 @@ impl Core {
     /// Disks of no box. A box is registered before its disk is made and for as long as it
     /// has one, so what the vault lists and the registry does not know is nobody's.
     pub async fn remove_orphan_disks(&self) {
+        if self.vault.is_read_only() {
+            return;
+        }
         let disks = match self.vault.disks().await {
             Ok(disks) => disks,
             Err(error) => {

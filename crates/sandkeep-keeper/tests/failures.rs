@@ -169,6 +169,38 @@ async fn a_ledger_on_a_full_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_left_a_sandbox_pausing_for_good() {
+    let world = World::new().await;
+    let disk = SmallDisk::mount();
+    let store = Store::open(disk.0.path().join("ledger.db")).await.unwrap();
+    let keeper = world.keeper_with(store.clone()).await;
+    let made = keeper.create(request()).await.unwrap();
+    let listed = async || {
+        let page = keeper.list(&sandkeep_model::ListFilter::default()).await;
+        page.unwrap().items[0].state
+    };
+    let filler = disk.0.path().join("filler");
+    *world.ward.full_when_frozen.lock().unwrap() = Some(filler.clone());
+    world.ward.faults.freeze.store(1, Ordering::SeqCst);
+    keeper
+        .pause(&made.id, sandkeep_keeper::PauseWish::Memory)
+        .await
+        .unwrap_err();
+    assert_eq!(keeper.get(&made.id).await.unwrap().state, State::Running);
+    assert_eq!(
+        listed().await,
+        State::Pausing,
+        "the ledger could not be told"
+    );
+    std::fs::remove_file(&filler).unwrap();
+    until("the ledger knows that it runs", async || {
+        (listed().await == State::Running).then_some(())
+    })
+    .await;
+    keeper.kill(&made.id, GoneReason::Killed).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_box_that_can_not_be_ended_stays_in_sight_until_it_can() {
     let world = World::new().await;
     let keeper = world.keeper().await;

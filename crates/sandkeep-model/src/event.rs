@@ -85,6 +85,13 @@ pub enum EventKind {
         port: u16,
         why: String,
     },
+    /// It wrote while the storage of the server was nearly full: it stands still until there is
+    /// room again.
+    StorageLow {
+        free_bytes: u64,
+    },
+    /// There is room again, and it goes on.
+    StorageBack,
 }
 
 impl EventKind {
@@ -103,6 +110,8 @@ impl EventKind {
             Self::ForkedFrom { .. } => "forked_from",
             Self::NetworkChanged { .. } => "network_changed",
             Self::EgressDenied { .. } => "egress_denied",
+            Self::StorageLow { .. } => "storage_low",
+            Self::StorageBack => "storage_back",
         }
     }
 }

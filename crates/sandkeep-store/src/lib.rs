@@ -5,6 +5,7 @@
 //! file's soundness; the boxes it tells of are gone with the host then, too.
 //! One connection writes, so the order of events is the order of commits.
 
+mod ahead;
 mod events;
 mod fault;
 mod list;

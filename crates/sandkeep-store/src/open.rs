@@ -16,7 +16,7 @@ use sqlx::{
 };
 use tokio::sync::{Mutex, broadcast};
 
-use crate::{fault, writer::Writer};
+use crate::{ahead::Ahead, fault, writer::Writer};
 
 /// Reading never waits for the writer, so a few connections are plenty.
 const READERS: u32 = 4;
@@ -41,6 +41,8 @@ pub(crate) struct Inner {
     pub(crate) readers: SqlitePool,
     /// Rung while the writer is still held: subscribers see events in ledger order.
     pub(crate) bell: broadcast::Sender<Event>,
+    /// Last: these files must not be closed before SQLite's own, see there.
+    ahead: Ahead,
 }
 
 impl std::fmt::Debug for Store {
@@ -85,12 +87,15 @@ impl Store {
             .connect_with(options)
             .await
             .map_err(|error| fault::ledger(&error))?;
+        let ahead = Ahead::of(&path);
+        ahead.keep();
         Ok(Self {
             inner: Arc::new(Inner {
                 path,
                 writer: Mutex::new(Writer::new(writer)),
                 readers,
                 bell: broadcast::channel(BELL).0,
+                ahead,
             }),
         })
     }
@@ -102,6 +107,7 @@ impl Store {
             .execute(&self.inner.readers)
             .await
             .map_err(|error| fault::ledger(&error))?;
+        self.inner.ahead.keep();
         Ok(())
     }
 

@@ -417,11 +417,11 @@ pub fn fsid(fd: BorrowedFd<'_>) -> io::Result<String> {
     ))
 }
 
-/// Grows the file system to the size of its device.
-pub fn grow_to_device(fd: BorrowedFd<'_>) -> io::Result<()> {
+/// Gives the file system another size. Made smaller, it moves what lies behind its new end.
+pub fn resize(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
     let mut args = VolArgs {
         fd: 0,
-        name: named(OsStr::new("max"))?,
+        name: named(OsStr::new(&bytes.to_string()))?,
     };
     // SAFETY: RESIZE takes `btrfs_ioctl_vol_args`.
     unsafe { call(fd, RESIZE, &mut args) }

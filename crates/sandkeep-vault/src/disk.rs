@@ -131,6 +131,25 @@ pub fn set_limit(vault: &Inner, id: &SandboxId, limit: u64) -> Result<()> {
         .doing("limiting the disk")
 }
 
+/// What the disk holds beyond its template, and what was promised to whoever writes to it.
+/// `None` where nobody counts.
+pub fn held(vault: &Inner, id: &SandboxId) -> Result<Option<u64>> {
+    if vault.quota.kind == QuotaKind::None {
+        return Ok(None);
+    }
+    let volume = volume_of(&existing(vault, id)?)?;
+    vault
+        .quota
+        .held_by(volume)
+        .doing("reading the usage of the disk")
+}
+
+/// The number of the subvolume.
+pub fn volume_of(path: &Path) -> Result<u64> {
+    let dir = btrfs::open_dir(path).doing_to("opening", path)?;
+    btrfs::subvolume_id(dir.as_fd()).doing("asking for the id of the disk")
+}
+
 pub fn usage(vault: &Inner, id: &SandboxId) -> Result<u64> {
     let path = existing(vault, id)?;
     if vault.quota.kind != QuotaKind::None {
@@ -149,7 +168,7 @@ pub fn usage(vault: &Inner, id: &SandboxId) -> Result<u64> {
 }
 
 pub fn remove(vault: &Inner, id: &SandboxId) -> Result<()> {
-    vault.layout.remove(&disk_path(vault, id), &vault.quota)
+    vault.delete(&disk_path(vault, id))
 }
 
 pub fn list(vault: &Inner) -> Result<Vec<SandboxId>> {

@@ -5,6 +5,9 @@
 //! moved to its place in one step, so a crash leaves the old state or the new one.
 
 mod archive;
+mod attend;
+mod backing;
+mod ballast;
 mod base;
 mod btrfs;
 mod cache;
@@ -25,7 +28,10 @@ mod pool;
 mod progress;
 mod quota;
 mod recipe;
+mod repair;
+mod sizing;
 mod sources;
+mod space;
 mod spare;
 mod staging;
 mod sum;
@@ -35,13 +41,17 @@ mod vault;
 mod verified;
 
 pub use archive::ImportLimits;
+pub use attend::{Attended, StorageState};
+pub use ballast::{full as state_disk_full, release_if_full};
 pub use diff::{Change, ChangeKind, Diff, DiskReader, disk_reader_main};
 pub use disk::Disk;
 pub use form::FormDraft;
 pub use parcel::{Label, Opened, Room as ParcelRoom, unpack as unpack_parcel};
 pub use point::{Keep, PointDraft, PointInfo};
-pub use pool::{PoolInfo, PoolKind};
+pub use pool::{PoolInfo, PoolKind, read_only as storage_read_only};
 pub use progress::{Progress, Stage};
 pub use quota::{QuotaKind, Tidied};
+pub use repair::{Repaired, repair};
+pub use sizing::{Below, kept as kept_size};
 pub use template::{Ground, TemplateInfo};
 pub use vault::{Vault, VaultConfig};

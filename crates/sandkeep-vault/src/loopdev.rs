@@ -95,6 +95,18 @@ impl LoopDevice {
         }
     }
 
+    /// The device passes no discards on. Whoever trims a pool, a timer of the host for one, would
+    /// have the disk below take back what the pool was promised.
+    pub fn keep_blocks(path: &Path) {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+            return;
+        };
+        let setting = format!("/sys/block/{name}/queue/discard_max_bytes");
+        if let Err(error) = fs::write(&setting, "0") {
+            tracing::debug!(%error, setting, "discards could not be switched off");
+        }
+    }
+
     /// Makes the device as large as its file has become.
     pub fn refresh_size(path: &Path) -> Result<()> {
         let device = open_rw(path).doing_to("opening", path)?;

@@ -12,6 +12,8 @@ pub struct Mount {
     pub point: PathBuf,
     pub kind: String,
     pub source: PathBuf,
+    /// `major:minor` of the file system.
+    pub device: String,
     /// Of the file system, not of the mount.
     pub options: String,
 }
@@ -59,10 +61,12 @@ fn all() -> io::Result<Vec<Mount>> {
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let point = unescape(fields.nth(4)?);
+    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let point = unescape(fields.nth(1)?);
     let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
     Some(Mount {
         point: PathBuf::from(point),
+        device,
         kind: String::from_utf8_lossy(rest.next()?).into_owned(),
         source: PathBuf::from(unescape(rest.next()?)),
         options: String::from_utf8_lossy(rest.next().unwrap_or_default()).into_owned(),

@@ -306,8 +306,10 @@ pub fn remove(vault: &Inner, id: &PointId) -> Result<()> {
     vault.verified.forget(id);
     match fs::rename(&dir, &staged.path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // Dropping the staged place removes what is in it.
-        other => other.doing_to("removing", &dir),
+        // What cannot be removed now is removed when the staged place is dropped, or swept.
+        other => other
+            .doing_to("removing", &dir)
+            .and_then(|()| vault.delete(&staged.path)),
     }
 }
 
@@ -327,17 +329,10 @@ pub fn list(vault: &Inner) -> Result<Vec<PointId>> {
 
 /// Refuses memory that would not fit, before anything is written.
 pub fn check_memory_room(vault: &Inner, bytes: u64) -> Result<()> {
-    let (_, free) = vault.pool.space()?;
-    if free > bytes {
-        return Ok(());
-    }
-    Err(Error::new(
-        Code::DiskFull,
-        format!(
-            "the memory of the sandbox is {}, the pool has {} left",
-            human_bytes(bytes),
-            human_bytes(free)
-        ),
-    )
-    .hint("delete points or sandboxes, or enlarge the pool"))
+    vault.pool.check_room_for(bytes).map_err(|error| {
+        error.context(format!(
+            "the memory of the sandbox is {}",
+            human_bytes(bytes)
+        ))
+    })
 }

@@ -1,12 +1,12 @@
-//! The pool: a btrfs file system in a sparse file of ours, a directory the operator gives,
+//! The pool: a btrfs file system in a file of ours, a directory the operator gives,
 //! or, where there is no btrfs, a plain directory without limits.
 
-use rustix::{
-    fs::StatVfs,
-    mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_remount},
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount_remount,
 };
 use sandkeep_model::{Code, Error, Result, human_bytes};
 use std::{
+    ffi::CStr,
     fs::{self, File},
     io,
     os::{fd::AsFd as _, unix::fs::PermissionsExt as _},
@@ -15,19 +15,21 @@ use std::{
 };
 
 use crate::{
+    backing::{self, Backing},
     btrfs,
     doing::Doing as _,
     loopdev::{LoopDevice, backing_file},
     mounts::{mounted_at, same_file},
     quota::QuotaKind,
+    sizing::{self, Below, TAIL},
+    space::Space,
     staging::make_private_dir,
     vault::VaultConfig,
 };
 
-/// btrfs refuses smaller devices.
-const SMALLEST_POOL: u64 = 128 << 20;
-/// Below this nothing new is begun: a btrfs that is full to the brim has trouble deleting.
-const RESERVE: u64 = 32 << 20;
+/// No discards: the blocks of the pool file stay. And one piece in seven is set aside for names:
+/// else contents would take all of them, and where no name can be written nothing can be deleted.
+const OPTIONS: &CStr = c"space_cache=v2,nodiscard,metadata_ratio=6";
 
 /// What belongs to root of a sandbox on its disk belongs to root of the host here. The clone of
 /// the mount that a sandbox has is without `nosuid`: sudo works there.
@@ -35,7 +37,7 @@ const FLAGS: MountFlags = MountFlags::NOATIME.union(MountFlags::NOSUID);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolKind {
-    /// A sparse file in the state directory, mounted by us.
+    /// A file in the state directory, mounted by us.
     LoopFile,
     /// A directory on the operator's own btrfs.
     Operator,
@@ -50,16 +52,19 @@ pub struct PoolInfo {
     pub kind: PoolKind,
     pub quota: QuotaKind,
     pub total_bytes: u64,
-    /// For a sparse file never more than the disk under it still has.
     pub free_bytes: u64,
+    /// How much larger it may become, as long as the disk below has that much.
+    pub growable_bytes: u64,
 }
 
 #[derive(Debug)]
 pub struct Pool {
     pub root: PathBuf,
     pub kind: PoolKind,
-    /// The directory whose free space bounds a sparse file.
-    under: Option<PathBuf>,
+    /// What is under a pool file.
+    pub backing: Option<Backing>,
+    /// `/sys/fs/btrfs/<fsid>/allocation` of a pool file.
+    allocation: Option<PathBuf>,
 }
 
 impl Pool {
@@ -67,11 +72,7 @@ impl Pool {
         match &config.pool_dir {
             Some(dir) => open_given(dir, config.allow_unlimited_disk),
             None => match open_loop(state, config.pool_size_bytes) {
-                Ok(root) => Ok(Self {
-                    root,
-                    kind: PoolKind::LoopFile,
-                    under: Some(state.to_owned()),
-                }),
+                Ok(pool) => Ok(pool),
                 // Only for what the host lacks; a full or broken disk is no reason to go
                 // on without limits. And never when a real pool is already there.
                 Err(error)
@@ -85,7 +86,8 @@ impl Pool {
                     Ok(Self {
                         root,
                         kind: PoolKind::PlainDirectory,
-                        under: None,
+                        backing: None,
+                        allocation: None,
                     })
                 }
                 Err(error) => Err(error),
@@ -93,25 +95,87 @@ impl Pool {
         }
     }
 
-    /// Total and free bytes.
-    pub fn space(&self) -> Result<(u64, u64)> {
+    /// What is in it right now.
+    pub fn space(&self) -> Result<Space> {
         let stat =
             rustix::fs::statvfs(&self.root).doing_to("asking for the space of", &self.root)?;
-        let mut free = available(&stat);
-        if let Some(under) = &self.under {
-            let below = rustix::fs::statvfs(under).doing_to("asking for the space of", under)?;
-            free = free.min(available(&below));
+        let plain = Space::from_statvfs(&stat);
+        let Some(allocation) = &self.allocation else {
+            return Ok(plain);
+        };
+        match Space::read(allocation, plain.total) {
+            Ok(space) => Ok(space),
+            Err(error) => {
+                tracing::debug!(%error, "the kernel tells less of the pool");
+                Ok(plain)
+            }
         }
-        Ok((stat.f_blocks.saturating_mul(stat.f_frsize), free))
+    }
+
+    /// How much larger it may become now.
+    pub fn growable(&self, space: &Space) -> Result<u64> {
+        match &self.backing {
+            None => Ok(0),
+            Some(backing) => Ok(backing.growable(space.total, Below::of(&backing.below)?)),
+        }
+    }
+
+    /// Whether nothing can be written to it: an operator did that, or the kernel after a fault.
+    pub fn is_read_only(&self) -> bool {
+        use rustix::fs::StatVfsMountFlags;
+        rustix::fs::statvfs(&self.root)
+            .is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY))
     }
 
     /// Refuses to begin something new when there is no room to finish it.
     pub fn check_room(&self) -> Result<()> {
-        let (_, free) = self.space()?;
-        if free >= RESERVE {
+        self.check_room_for(0)
+    }
+
+    /// Room for so much, and what is needed to go on after it. A pool file becomes larger first.
+    pub fn check_room_for(&self, bytes: u64) -> Result<()> {
+        if self.is_read_only() {
+            return Err(read_only());
+        }
+        let mut space = self.space()?;
+        let least = sizing::watermark(space.total).saturating_add(bytes);
+        if space.free < least
+            && let Some(backing) = &self.backing
+        {
+            let missing = least - space.free;
+            // A seventh of what comes may go to names.
+            backing.grow(missing.saturating_add(missing / 4))?;
+            space = self.space()?;
+        }
+        let names = sizing::watermark_for_names(space.total);
+        if space.free >= sizing::watermark(space.total).saturating_add(bytes)
+            && space.free_for_names >= names
+        {
             return Ok(());
         }
-        Err(full(&self.root, free))
+        Err(self.full(&space, bytes))
+    }
+
+    fn full(&self, space: &Space, bytes: u64) -> Error {
+        let reserve = sizing::reserve(space.total);
+        let free = space.free.saturating_sub(reserve);
+        let for_what = match bytes {
+            0 => String::new(),
+            bytes => format!(", this needs {}", human_bytes(bytes)),
+        };
+        Error::new(
+            Code::DiskFull,
+            format!(
+                "the storage at {} is full: {} are left of {}{for_what}",
+                self.root.display(),
+                human_bytes(free),
+                human_bytes(space.total),
+            ),
+        )
+        .hint(
+            "delete sandboxes, points or templates; or free space on the disk below it, or raise \
+             `storage_size` and restart",
+        )
     }
 
     pub fn unmount(&self) -> Result<()> {
@@ -131,20 +195,17 @@ impl Pool {
     }
 }
 
-fn available(stat: &StatVfs) -> u64 {
-    stat.f_bavail.saturating_mul(stat.f_frsize)
-}
-
-fn full(root: &Path, free: u64) -> Error {
+/// Why nothing can be written.
+pub fn read_only() -> Error {
     Error::new(
-        Code::DiskFull,
-        format!(
-            "the pool at {} is full: {} are left",
-            root.display(),
-            human_bytes(free)
-        ),
+        Code::HostNotReady,
+        "the storage is read-only: the kernel closed it after a fault, or somebody remounted it",
     )
-    .hint("remove boxes or templates, free space on the disk under it, or raise the pool's size and restart")
+    .hint(
+        "look into the kernel's log; stop the server, run `sandkeep storage repair`, and start it \
+         again. What runs can be killed meanwhile",
+    )
+    .retryable(false)
 }
 
 fn open_given(dir: &Path, allow_unlimited: bool) -> Result<Pool> {
@@ -169,15 +230,21 @@ fn open_given(dir: &Path, allow_unlimited: bool) -> Result<Pool> {
         } else {
             PoolKind::PlainDirectory
         },
-        under: None,
+        backing: None,
+        allocation: None,
     })
 }
 
-fn open_loop(state: &Path, size: u64) -> Result<PathBuf> {
+fn open_loop(state: &Path, wanted: Option<u64>) -> Result<Pool> {
     let root = state.join("pool");
     let image = state.join("pool.img");
-    make_private_dir(&root)?;
-    let device = match mounted_at(&root).doing("reading the mounts")? {
+    make_private_dir(&root).or_else(|error| match mounted_at(&root) {
+        // One that is read-only, with us or not.
+        Ok(Some(_)) => Ok(()),
+        _ => Err(error),
+    })?;
+    let mounted = mounted_at(&root).doing("reading the mounts")?;
+    let device = match &mounted {
         Some(mount) => {
             let ours = mount.kind == "btrfs"
                 && backing_file(&mount.source).is_some_and(|file| same_file(&file, &image));
@@ -193,19 +260,84 @@ fn open_loop(state: &Path, size: u64) -> Result<PathBuf> {
             // One of an earlier version mounted it without.
             mount_remount(&root, MountFlags::BIND | FLAGS, c"")
                 .doing_to("changing the flags of the mount", &root)?;
-            mount.source
+            mount.source.clone()
         }
         None => {
             if !image.exists() {
-                make_image(state, &image, size)?;
+                make_image(state, &image, wanted)?;
             }
             let device = LoopDevice::attach(&image)?;
+            LoopDevice::keep_blocks(&device.path);
             mount_pool(&device.path, &root)?;
             device.path
         }
     };
-    grow(&image, &device, &root, size)?;
-    Ok(root)
+    let most = decide_size(state, &image, wanted)?;
+    let dir = btrfs::open_dir(&root).doing_to("opening", &root)?;
+    let fsid = btrfs::fsid(dir.as_fd()).doing("asking the pool for its id")?;
+    let pool = Pool {
+        backing: Some(Backing::open(
+            image,
+            device.clone(),
+            root.clone(),
+            state,
+            most,
+        )?),
+        allocation: Some(PathBuf::from(format!("/sys/fs/btrfs/{fsid}/allocation"))),
+        root,
+        kind: PoolKind::LoopFile,
+    };
+    if pool.is_read_only() {
+        tracing::error!(
+            pool = %pool.root.display(),
+            "the storage is read-only: nothing can be made until `sandkeep storage repair`"
+        );
+        return Ok(pool);
+    }
+    if mounted.is_some() {
+        LoopDevice::keep_blocks(&device);
+        remount(&pool.root);
+    }
+    if let Some(backing) = &pool.backing
+        && let Err(error) = backing.take_over()
+    {
+        tracing::error!(
+            %error,
+            "the disk below has less room than the storage was promised: it is watched, but something \
+             that fills that disk at once can break the storage"
+        );
+    }
+    Ok(pool)
+}
+
+/// How large the pool may become: as somebody says now, or said before. A size that is new must
+/// fit; one that was taken before is no reason not to start.
+fn decide_size(state: &Path, image: &Path, wanted: Option<u64>) -> Result<u64> {
+    let kept = sizing::kept(state);
+    let length = fs::metadata(image).doing_to("looking at", image)?.len();
+    let size = match (wanted, kept) {
+        (Some(wanted), Some(kept)) if wanted > kept => {
+            Below::of(state)?.check(wanted, length)?;
+            wanted
+        }
+        (Some(wanted), _) => wanted,
+        (None, kept) => kept.unwrap_or(length),
+    };
+    if kept != Some(size) || !state.join("storage.json").exists() {
+        // On a full disk the size of the file stands for it.
+        if let Err(error) = sizing::keep(state, size) {
+            tracing::warn!(%error, "the size of the storage is not kept");
+        }
+    }
+    Ok(size)
+}
+
+/// A pool that an earlier version mounted.
+fn remount(root: &Path) {
+    let done = rustix::mount::mount_remount(root, MountFlags::NOATIME, OPTIONS);
+    if let Err(error) = done {
+        tracing::warn!(%error, "the pool keeps the mount options of an earlier version");
+    }
 }
 
 fn mount_pool(device: &Path, root: &Path) -> Result<()> {
@@ -214,8 +346,7 @@ fn mount_pool(device: &Path, root: &Path) -> Result<()> {
         root,
         "btrfs",
         FLAGS,
-        // Freed blocks become holes in the sparse file again.
-        Some(c"space_cache=v2,discard=async"),
+        Some(OPTIONS),
     );
     match mounted {
         Ok(()) => {}
@@ -248,7 +379,7 @@ fn kernel_has_btrfs() -> bool {
 }
 
 /// A new pool file appears under its name only when it is whole.
-fn make_image(state: &Path, image: &Path, size: u64) -> Result<()> {
+fn make_image(state: &Path, image: &Path, wanted: Option<u64>) -> Result<()> {
     if !kernel_has_btrfs() {
         // Loading it may be all that is missing; whether it worked is asked, not assumed.
         if let Err(error) = Command::new("modprobe").arg("btrfs").output() {
@@ -258,32 +389,28 @@ fn make_image(state: &Path, image: &Path, size: u64) -> Result<()> {
             return Err(no_btrfs());
         }
     }
-    if size < SMALLEST_POOL {
-        return Err(Error::invalid(
-            "pool_size_bytes",
-            format!(
-                "a pool of {} is too small, the least is {}",
-                human_bytes(size),
-                human_bytes(SMALLEST_POOL)
-            ),
-        ));
-    }
-    let free = available(&rustix::fs::statvfs(state).doing_to("asking for the space of", state)?);
-    if free < SMALLEST_POOL {
-        return Err(full(state, free));
-    }
+    let below = Below::of(state)?;
+    let most = below.size_for(wanted)?;
+    let size = most.min(sizing::ahead(below.free));
     let staged = state.join("pool.img.new");
     let file = File::create(&staged).doing_to("making the pool file", &staged)?;
-    file.set_permissions(fs::Permissions::from_mode(0o600))
-        .and_then(|()| file.set_len(size))
-        .doing_to("sizing the pool file", &staged)?;
+    backing::write_in_place(&file);
+    let allocated = file
+        .set_permissions(fs::Permissions::from_mode(0o600))
+        .and_then(|()| backing::allocate(&file, 0, size));
+    if let Err(error) = allocated {
+        let _gone = fs::remove_file(&staged);
+        return Err(error).doing_to("sizing the pool file", &staged);
+    }
     run_mkfs(&staged)?;
+    backing::allocate(&file, size, TAIL).doing_to("sizing the pool file", &staged)?;
     file.sync_all().doing_to("writing", &staged)?;
+    sizing::keep(state, most)?;
     fs::rename(&staged, image).doing_to("naming the pool file", image)?;
     File::open(state)
         .and_then(|dir| dir.sync_all())
         .doing_to("writing", state)?;
-    tracing::info!(file = %image.display(), size, "pool file made");
+    tracing::info!(file = %image.display(), size, most, "pool file made");
     Ok(())
 }
 
@@ -312,26 +439,4 @@ fn run_mkfs(file: &Path) -> Result<()> {
         "mkfs.btrfs failed: {}",
         last.unwrap_or("it gave no reason")
     )))
-}
-
-/// The operator may raise the size; a pool never shrinks.
-fn grow(image: &Path, device: &Path, root: &Path, size: u64) -> Result<()> {
-    let stat = rustix::fs::statvfs(root).doing_to("asking for the space of", root)?;
-    let now = stat.f_blocks.saturating_mul(stat.f_frsize);
-    // Whole megabytes: the file system rounds its size down to its own blocks.
-    if size >> 20 <= now >> 20 {
-        return Ok(());
-    }
-    let file = File::options()
-        .write(true)
-        .open(image)
-        .doing_to("opening", image)?;
-    if file.metadata().doing_to("looking at", image)?.len() < size {
-        file.set_len(size).doing_to("growing", image)?;
-    }
-    LoopDevice::refresh_size(device)?;
-    let dir = btrfs::open_dir(root).doing_to("opening", root)?;
-    btrfs::grow_to_device(dir.as_fd()).doing_to("growing the pool at", root)?;
-    tracing::info!(from = now, to = size, "pool grown");
-    Ok(())
 }

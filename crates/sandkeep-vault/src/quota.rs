@@ -3,14 +3,20 @@
 //! With simple quotas a disk has two groups: `0/<id>` made by the kernel, and `1/<id>`
 //! above it which carries the limit. A box may make subvolumes inside its own disk; the
 //! kernel puts those under the same `1/<id>`, so they do not escape the limit.
+//! All `1/<id>` are members of one `2/<pool>`, whose limit is what all sandboxes together may hold:
+//! it follows the room there is, and leaves a reserve in which the server can still delete.
 //! With classic quotas (kernels before 6.7) the limit is on what only the disk refers to,
 //! because its referenced size includes the template.
 
 use sandkeep_model::Result;
 use std::{
     fs, io,
-    os::fd::{AsFd as _, BorrowedFd},
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use crate::{
@@ -43,6 +49,15 @@ pub struct Quota {
     pub kind: QuotaKind,
     /// `/sys/fs/btrfs/<fsid>/qgroups`: live numbers, without waiting for a commit.
     sysfs: PathBuf,
+    /// Of all disks together, where there can be one.
+    sum: Option<Sum>,
+}
+
+#[derive(Debug)]
+struct Sum {
+    group: Qgroup,
+    /// The limit that was set last.
+    limit: Mutex<Option<u64>>,
 }
 
 impl Quota {
@@ -50,6 +65,7 @@ impl Quota {
         Self {
             kind: QuotaKind::None,
             sysfs: PathBuf::new(),
+            sum: None,
         }
     }
 
@@ -59,7 +75,74 @@ impl Quota {
         let fsid = btrfs::fsid(dir.as_fd()).doing("asking the pool for its id")?;
         let sysfs = PathBuf::from(format!("/sys/fs/btrfs/{fsid}/qgroups"));
         let kind = enable_any(dir.as_fd(), &sysfs);
-        Ok(Self { kind, sysfs })
+        let sum = (kind == QuotaKind::Simple)
+            .then(|| Sum::find(pool, dir.as_fd()))
+            .flatten();
+        Ok(Self { kind, sysfs, sum })
+    }
+
+    /// As it is on a pool that nothing can be written to.
+    pub fn look(pool: &Path) -> Result<Self> {
+        let dir = btrfs::open_dir(pool).doing_to("opening the pool", pool)?;
+        let fsid = btrfs::fsid(dir.as_fd()).doing("asking the pool for its id")?;
+        let sysfs = PathBuf::from(format!("/sys/fs/btrfs/{fsid}/qgroups"));
+        Ok(Self {
+            kind: enabled_kind(&sysfs).unwrap_or(QuotaKind::None),
+            sysfs,
+            sum: None,
+        })
+    }
+
+    /// Has disks of an earlier version count for the sum, too.
+    pub fn count_all(&self, pool: BorrowedFd<'_>, disks: impl Iterator<Item = u64>) {
+        let Some(sum) = &self.sum else { return };
+        for id in disks {
+            let group = Qgroup { level: 1, id };
+            match btrfs::assign_qgroup(pool, group, sum.group) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    tracing::debug!(%error, id, "a disk does not count for the sum");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Lets all disks together hold `more` than they do, promises to their writers included. A
+    /// limit that differs by less than `exact` stays.
+    pub fn limit_sum(&self, pool: BorrowedFd<'_>, more: u64, exact: u64) -> io::Result<()> {
+        let Some(sum) = &self.sum else { return Ok(()) };
+        let limit = self.held(sum.group)?.saturating_add(more);
+        let mut last = sum.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| last.abs_diff(limit) < exact) {
+            return Ok(());
+        }
+        // Zero would lift it.
+        btrfs::limit_qgroup(pool, sum.group, LimitOn::Referenced, limit.max(1))?;
+        *last = Some(limit);
+        Ok(())
+    }
+
+    /// What a group holds, and what was promised to those who write to it.
+    fn held(&self, group: Qgroup) -> io::Result<u64> {
+        Ok(self
+            .figure(group, "referenced")?
+            .saturating_add(self.figure(group, "rsv_data")?))
+    }
+
+    /// The same of one disk: what it grows by shows here while it is still being written.
+    pub fn held_by(&self, id: u64) -> io::Result<Option<u64>> {
+        match self.limited_group(id) {
+            None => Ok(None),
+            Some((group, _)) => self.held(group).map(Some),
+        }
+    }
+
+    fn figure(&self, group: Qgroup, name: &str) -> io::Result<u64> {
+        let dir = self.sysfs.join(format!("{}_{}", group.level, group.id));
+        let text = fs::read_to_string(dir.join(name))?;
+        text.trim()
+            .parse()
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
     }
 
     const fn limited_group(&self, id: u64) -> Option<(Qgroup, LimitOn)> {
@@ -79,6 +162,9 @@ impl Quota {
                 _ => {}
             }
             btrfs::assign_qgroup(disk, own, sum)?;
+            if let Some(all) = &self.sum {
+                btrfs::assign_qgroup(disk, sum, all.group)?;
+            }
         }
         self.limit(disk, id, limit)
     }
@@ -99,15 +185,7 @@ impl Quota {
             LimitOn::Referenced => "referenced",
             LimitOn::Exclusive => "exclusive",
         };
-        let path = self
-            .sysfs
-            .join(format!("{}_{}", group.level, group.id))
-            .join(figure);
-        let text = fs::read_to_string(path)?;
-        text.trim()
-            .parse()
-            .map(Some)
-            .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+        self.figure(group, figure).map(Some)
     }
 
     /// Removes the groups of one subvolume that is gone. `false`: the kernel still frees it,
@@ -122,6 +200,26 @@ impl Quota {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(false),
             Err(error) => Err(error),
+        }
+    }
+}
+
+impl Sum {
+    fn find(pool: &Path, dir: BorrowedFd<'_>) -> Option<Self> {
+        // Several servers may have directories on one file system of an operator.
+        let inode = fs::metadata(pool).ok()?.ino();
+        let volume = btrfs::subvolume_id(dir).ok()?;
+        let id = (volume.wrapping_mul(0x1_0001).wrapping_add(inode)) & 0xffff_ffff_ffff;
+        let group = Qgroup { level: 2, id };
+        match btrfs::create_qgroup(dir, group) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                tracing::warn!(%error, "all sandboxes together are not limited");
+                None
+            }
+            _ => Some(Self {
+                group,
+                limit: Mutex::default(),
+            }),
         }
     }
 }

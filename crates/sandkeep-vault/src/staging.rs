@@ -25,6 +25,8 @@ use crate::{
 
 /// Nested subvolumes a box may have left; more than this is an attack on our patience.
 const MAX_NESTED: usize = 100_000;
+/// What removing their names may write while all disks together are at their limit.
+const FOR_NAMES: u64 = 16 << 20;
 
 /// The directories of a pool. All are closed to everyone but root: whoever could walk
 /// into a box's root would find its set-uid programs.
@@ -46,8 +48,9 @@ fn is_form(path: &Path) -> bool {
 }
 
 impl Layout {
-    pub fn prepare(root: &Path) -> Result<Self> {
-        let layout = Self {
+    /// Where everything is, or will be.
+    pub fn at(root: &Path) -> Self {
+        Self {
             root: root.to_owned(),
             templates: root.join("templates"),
             disks: root.join("disks"),
@@ -55,7 +58,11 @@ impl Layout {
             contexts: root.join("contexts"),
             staging: root.join("staging"),
             graves: root.join("graves"),
-        };
+        }
+    }
+
+    pub fn prepare(root: &Path) -> Result<Self> {
+        let layout = Self::at(root);
         for dir in [
             &layout.templates,
             &layout.disks,
@@ -145,6 +152,9 @@ impl Layout {
                 quota
                     .limit(pool.as_fd(), id, 0)
                     .doing("lifting the limit of a disk")?;
+                if let Err(error) = quota.limit_sum(pool.as_fd(), FOR_NAMES, 0) {
+                    tracing::debug!(%error, "the limit of all disks stays");
+                }
                 self.remove_nested(pool.as_fd(), id)?;
                 btrfs::destroy_subvolume(path).doing_to("removing", path)?;
             }

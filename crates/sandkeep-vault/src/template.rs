@@ -201,7 +201,7 @@ pub fn remove(vault: &Inner, name: &TemplateName) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(not_found(name)),
         Err(error) => return Err(error).doing_to("removing", &dir),
     }
-    vault.layout.remove(&staged.path, &vault.quota)
+    vault.delete(&staged.path)
 }
 
 /// A template being made: fill [`Draft::root`], then publish it.

@@ -1,18 +1,18 @@
 //! The vault as others see it. All work that may block happens off the async threads.
 
-use sandkeep_model::{Error, Result, SandboxId, TemplateName};
+use sandkeep_model::{Code, Error, Result, SandboxId, TemplateName};
 use std::{
     fs,
     io::Read,
     os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
 use crate::{
     DiskReader,
     archive::{self, ImportLimits},
-    base, btrfs,
+    attend, base, btrfs,
     disk::{self, Disk},
     doing::Doing as _,
     lock::Lock,
@@ -32,8 +32,8 @@ pub struct VaultConfig {
     pub state_dir: PathBuf,
     /// A directory on the operator's own btrfs, used instead of a pool file.
     pub pool_dir: Option<PathBuf>,
-    /// How large the sparse pool file may become. A larger value grows an existing pool.
-    pub pool_size_bytes: u64,
+    /// How large the pool file may become. `None`: as it was told before, or what the disk has.
+    pub pool_size_bytes: Option<u64>,
     /// Go on without btrfs or quotas, with nothing that limits a disk.
     pub allow_unlimited_disk: bool,
     /// What reads disks that are images; `None`: they are not compared.
@@ -48,6 +48,7 @@ pub struct Vault {
 
 #[derive(Debug)]
 pub struct Inner {
+    pub state_dir: PathBuf,
     pub pool: Pool,
     pub layout: Layout,
     pub quota: Quota,
@@ -84,14 +85,23 @@ impl Inner {
             // Two state directories may name the same pool.
             locks.push(Lock::take(&pool.root.join("vault.lock"))?);
         }
-        let quota = if pool.kind == PoolKind::PlainDirectory {
-            Quota::none()
-        } else {
-            Quota::enable(&pool.root)?
+        let read_only = pool.is_read_only();
+        let quota = match pool.kind {
+            PoolKind::PlainDirectory => Quota::none(),
+            _ if read_only => Quota::look(&pool.root)?,
+            _ => Quota::enable(&pool.root)?,
         };
-        let layout = Layout::prepare(&pool.root)?;
+        let layout = if read_only {
+            Layout::at(&pool.root)
+        } else {
+            Layout::prepare(&pool.root)?
+        };
         let verified = Verified::on(&pool.root);
-        let half_made = layout.half_made()?;
+        let half_made = if read_only {
+            Vec::new()
+        } else {
+            layout.half_made()?
+        };
         if !half_made.is_empty() {
             tracing::info!(
                 count = half_made.len(),
@@ -100,7 +110,8 @@ impl Inner {
         }
         // Nobody uses what remains; that is no reason not to start.
         let half_made = Mutex::new(layout.sweep(half_made, &quota));
-        Ok(Self {
+        let inner = Self {
+            state_dir: state,
             pool,
             layout,
             quota,
@@ -111,7 +122,24 @@ impl Inner {
             half_made,
             parcel_key,
             _locks: locks,
-        })
+        };
+        if !read_only {
+            inner.count_all();
+            // From the first moment on nobody writes more than there is.
+            attend::attend(&inner)?;
+        }
+        Ok(inner)
+    }
+
+    /// Has what an earlier version made count for the sum of all sandboxes.
+    fn count_all(&self) {
+        let Ok(pool) = btrfs::open_dir(&self.pool.root) else {
+            return;
+        };
+        let disks = disk::list(self).unwrap_or_default().into_iter();
+        let volumes = disks.filter_map(|id| disk::volume_of(&disk::disk_path(self, &id)).ok());
+        let graves = self.layout.graves().unwrap_or_default();
+        self.quota.count_all(pool.as_fd(), volumes.chain(graves));
     }
 
     /// Refuses to begin something new on a full pool. If removed disks still hold space, the
@@ -124,8 +152,24 @@ impl Inner {
         Err(error.retryable(freeing))
     }
 
+    /// Removes what is at `path`, also from a pool that is too full to delete: that gets its last
+    /// reserve first.
+    pub fn delete(&self, path: &Path) -> Result<()> {
+        let full = match self.layout.remove(path, &self.quota) {
+            Err(error) if error.code == Code::DiskFull => error,
+            other => return other,
+        };
+        match &self.pool.backing {
+            Some(backing) if backing.give_tail()? => self.layout.remove(path, &self.quota),
+            _ => Err(full),
+        }
+    }
+
     /// Finishes what could not be finished before.
     fn tidy(&self) -> Result<Tidied> {
+        if self.pool.is_read_only() {
+            return Ok(Tidied::default());
+        }
         let mut half_made = self
             .half_made
             .lock()
@@ -170,13 +214,14 @@ impl Vault {
 
     pub async fn pool(&self) -> Result<PoolInfo> {
         self.run(|vault| {
-            let (total_bytes, free_bytes) = vault.pool.space()?;
+            let space = vault.pool.space()?;
             Ok(PoolInfo {
                 path: vault.pool.root.clone(),
                 kind: vault.pool.kind,
                 quota: vault.quota.kind,
-                total_bytes,
-                free_bytes,
+                total_bytes: space.total,
+                free_bytes: space.free,
+                growable_bytes: vault.pool.growable(&space)?,
             })
         })
         .await

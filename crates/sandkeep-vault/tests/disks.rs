@@ -133,7 +133,8 @@ async fn a_removed_disk_gives_its_space_back() {
     settle(&vault).await;
     sync(&state.path().join("pool"));
     let after = vault.pool().await.unwrap().free_bytes;
-    assert!(after > used + 90 * MIB, "{used} free before, {after} after");
+    // A seventh of what belongs to nobody is kept for names.
+    assert!(after > used + 80 * MIB, "{used} free before, {after} after");
     assert_eq!(groups_above_templates(&state), 0);
 }
 
@@ -267,7 +268,7 @@ async fn a_full_pool_says_so_and_recovers() {
     let refused = vault.create_disk(&id(), &tiny, MIB).await.unwrap_err();
     assert_eq!(refused.code, Code::DiskFull);
     assert!(refused.message.contains("is full"), "{refused}");
-    assert!(refused.hint.unwrap().contains("remove boxes"));
+    assert!(refused.hint.unwrap().contains("delete sandboxes"));
     assert_eq!(state.staging(), 0);
     assert_eq!(vault.disks().await.unwrap(), std::slice::from_ref(&glutton));
 

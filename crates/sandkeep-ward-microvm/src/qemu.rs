@@ -390,7 +390,12 @@ impl Qemu {
                 "-blockdev",
                 format!("driver=raw,node-name={DISK},file={BLANK},discard=unmap"),
             ),
-            ("-device", format!("virtio-blk-device,drive={DISK}")),
+            // What the host has no room for is written when it has: a refusal would look like a
+            // broken disk to the machine. The server holds and lets go such machines.
+            (
+                "-device",
+                format!("virtio-blk-device,drive={DISK},werror=stop,rerror=report"),
+            ),
             ("-netdev", format!("tap,id=net,fd={}", files.card)),
             ("-device", format!("virtio-net-device,netdev=net,mac={mac}")),
             (

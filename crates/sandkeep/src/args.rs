@@ -76,6 +76,9 @@ pub enum Command {
     Init(Box<InitArgs>),
     /// Look at this host: what works, what is missing, what to install
     Doctor(Box<DoctorArgs>),
+    /// The storage of sandboxes, templates and points
+    #[command(subcommand)]
+    Storage(StorageCommand),
     /// What boxes are made from: build, import, list, inspect and remove
     #[command(after_help = TEMPLATE_EXAMPLES)]
     #[command(subcommand)]
@@ -212,7 +215,8 @@ pub struct Place {
     /// A btrfs directory for disks and templates, instead of the server's own file
     #[arg(long, env = "SANDKEEP_STORAGE_DIR", value_name = "DIR")]
     pub storage_dir: Option<PathBuf>,
-    /// How large that file may grow [default: 100GiB; it takes only what is used]
+    /// How large that file may grow; it is kept from then on [default: 100GiB, or what fits the
+    /// disk. It takes what is used and some GiB ahead]
     #[arg(long, env = "SANDKEEP_STORAGE_SIZE", value_name = "SIZE")]
     pub storage_size: Option<Size>,
     /// Go on although the disk use of boxes can not be limited on this host
@@ -230,6 +234,21 @@ impl Place {
             ..Settings::default()
         }
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum StorageCommand {
+    /// Make a storage writable again that the kernel closed after a fault. The server must not run
+    Repair(Box<RepairArgs>),
+}
+
+#[derive(Debug, Args)]
+pub struct RepairArgs {
+    #[command(flatten)]
+    pub place: Place,
+    /// End what still uses it: sandboxes that run, or are paused in memory, are lost
+    #[arg(long)]
+    pub end_sandboxes: bool,
 }
 
 #[derive(Debug, Args)]

@@ -66,7 +66,8 @@ settings! {
     /// A btrfs directory for disks and templates, instead of the server's own file
     #[arg(value_name = "DIR")]
     storage_dir: PathBuf = "SANDKEEP_STORAGE_DIR",
-    /// How large that file may grow [default: 100GiB; it takes only what is used]
+    /// How large that file may grow; it is kept from then on [default: 100GiB, or what fits the
+    /// disk. It takes what is used and some GiB ahead]
     #[arg(value_name = "SIZE")]
     storage_size: Size = "SANDKEEP_STORAGE_SIZE",
     /// Run although the disk use of boxes can not be limited on this host
@@ -190,7 +191,8 @@ pub struct Config {
     pub listen: SocketAddr,
     pub state: PathBuf,
     pub storage_dir: Option<PathBuf>,
-    pub storage_size: Size,
+    /// `None`: as it was told before.
+    pub storage_size: Option<Size>,
     pub allow_unlimited_disk: bool,
     pub microvm_kernel: Option<PathBuf>,
     pub microvm_waiting: usize,
@@ -227,8 +229,16 @@ impl Config {
     }
 
     fn decide(settings: Settings, file: Option<PathBuf>) -> Result<Self> {
-        let storage_size = settings.storage_size.unwrap_or(Size::gib(100));
-        let limits = limiting(&settings, storage_size)?;
+        let state = absolute(
+            settings
+                .state
+                .as_deref()
+                .unwrap_or(Path::new(DEFAULT_STATE)),
+        )?;
+        let storage_size = settings.storage_size;
+        let kept = || sandkeep_vault::kept_size(&state).map(Size);
+        let most_disk = storage_size.or_else(kept).unwrap_or(Size::gib(100));
+        let limits = limiting(&settings, most_disk)?;
         let template = match settings.pool_template {
             Some(name) => name,
             None => "base".parse()?,
@@ -242,12 +252,7 @@ impl Config {
             listen: settings
                 .listen
                 .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 3000))),
-            state: absolute(
-                settings
-                    .state
-                    .as_deref()
-                    .unwrap_or(Path::new(DEFAULT_STATE)),
-            )?,
+            state,
             storage_dir: settings.storage_dir.as_deref().map(absolute).transpose()?,
             storage_size,
             allow_unlimited_disk: settings.allow_unlimited_disk.unwrap_or(false),
@@ -303,7 +308,7 @@ impl Config {
         sandkeep_vault::VaultConfig {
             state_dir: self.state.clone(),
             pool_dir: self.storage_dir.clone(),
-            pool_size_bytes: self.storage_size.0,
+            pool_size_bytes: self.storage_size.map(|size| size.0),
             allow_unlimited_disk: self.allow_unlimited_disk,
             disk_reader: Some(sandkeep_vault::DiskReader {
                 program: PathBuf::from("/proc/self/exe"),
@@ -486,7 +491,7 @@ mod tests {
     fn sizes_may_be_numbers_or_texts_in_the_file() {
         let (_dir, path) = file("storage_size = 2147483648\nmax_memory = \"3GiB\"\n");
         let config = Config::load(Settings::default(), Some(&path)).unwrap();
-        assert_eq!(config.storage_size, Size::gib(2));
+        assert_eq!(config.storage_size, Some(Size::gib(2)));
         assert_eq!(config.keeper.limits.most.memory_mib, 3072);
     }
 }

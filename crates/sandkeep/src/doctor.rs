@@ -4,6 +4,7 @@
 use std::{
     collections::HashSet,
     env, fs,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -126,6 +127,9 @@ fn host_checks(config: &Config) -> Vec<Check> {
         state(&config.state),
         disk(&config.state),
     ]
+    .into_iter()
+    .chain(storage(config))
+    .collect()
 }
 
 fn btrfs_kernel(file_systems: &str) -> Check {
@@ -201,6 +205,63 @@ fn disk(state: &Path) -> Check {
             ),
         )
     }
+}
+
+/// The storage that is there, and whether the disk below has what it may still take.
+fn storage(config: &Config) -> Option<Check> {
+    const NAME: &str = "storage";
+    if config.storage_dir.is_some() {
+        return None;
+    }
+    let state = &config.state;
+    let image = fs::metadata(state.join("pool.img")).ok()?;
+    let kept = sandkeep_vault::kept_size(state)?;
+    let most = config.storage_size.map_or(kept, |size| size.0);
+    let read_only = rustix::fs::statvfs(state.join("pool"))
+        .is_ok_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY));
+    if read_only {
+        return Some(Check::missing(
+            NAME,
+            "it is read-only: nothing can be made",
+            "stop the server, sudo sandkeep storage repair, and start it again",
+        ));
+    }
+    let below = sandkeep_vault::Below::of(state).ok()?;
+    let allocated = image.blocks().saturating_mul(512);
+    if allocated < image.len() {
+        return Some(Check::missing(
+            NAME,
+            format!(
+                "the disk has not got all that the storage was promised: {} of {}",
+                human_bytes(allocated),
+                human_bytes(image.len())
+            ),
+            "free space on that disk and start the server: it sets the rest aside",
+        ));
+    }
+    let more = most.saturating_sub(image.len());
+    if more > below.free {
+        return Some(Check::missing(
+            NAME,
+            format!(
+                "it may grow to {}, for which the disk lacks {}",
+                human_bytes(most),
+                human_bytes(more - below.free)
+            ),
+            format!(
+                "free space on that disk, or give the server --storage-size {}MiB",
+                (image.len() + below.spare()) >> 20
+            ),
+        ));
+    }
+    Some(Check::ok(
+        NAME,
+        format!(
+            "{} set aside, may grow to {}",
+            human_bytes(allocated),
+            human_bytes(most)
+        ),
+    ))
 }
 
 fn show(output: Output, report: &Report) -> std::io::Result<()> {

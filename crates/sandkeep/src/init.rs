@@ -27,6 +27,7 @@ pub async fn init(output: Output, args: &InitArgs) -> anyhow::Result<u8> {
     let state = StateDir::take(&config.state)?;
     state.api_key(std::env::var("SANDKEEP_API_KEY").ok())?;
     let vault = Vault::open(config.vault()).await?;
+    let _attended = vault.attended();
     let base: TemplateName = BASE.parse()?;
     let (template, made) = match vault.template(&base).await? {
         Some(found) => (found, false),
@@ -43,17 +44,19 @@ pub async fn init(output: Output, args: &InitArgs) -> anyhow::Result<u8> {
             "state": config.state,
             "storage": pool.path,
             "free_bytes": pool.free_bytes,
+            "growable_bytes": pool.growable_bytes,
             "template": view(&template),
             "made": made,
         }))?;
     } else {
         let word = if made { "made" } else { "was there already" };
         output.line(&format!(
-            "template {} {word} ({}); storage {} with {} free",
+            "template {} {word} ({}); storage {} with {} free, and room to grow by {}",
             template.name,
             human_bytes(template.size_bytes),
             pool.path.display(),
             human_bytes(pool.free_bytes),
+            human_bytes(pool.growable_bytes),
         ))?;
     }
     Ok(0)

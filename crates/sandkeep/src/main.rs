@@ -17,6 +17,7 @@ mod notify;
 mod quantity;
 mod serve;
 mod state;
+mod storage;
 mod strangers;
 mod template_args;
 mod time_args;
@@ -88,6 +89,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Serve(args) => Box::pin(serve::serve(*args)).await,
         Command::Init(args) => init::init(output, &args).await,
         Command::Doctor(args) => doctor::doctor(output, &args).await,
+        Command::Storage(command) => storage::storage(output, command).await,
         Command::Template(command) => cli::template::template(&cli.global, command).await,
         Command::Audit(AuditArgs {
             command: Some(AuditCommand::Verify { path: Some(path) }),

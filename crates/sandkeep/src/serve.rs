@@ -57,6 +57,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     if let Some(file) = &config.file {
         tracing::info!(file = %file.display(), "settings read");
     }
+    sandkeep_vault::release_if_full(&config.state)?;
     let state = StateDir::take(&config.state)?;
     let (key, source) = state.api_key(std::env::var("SANDKEEP_API_KEY").ok())?;
     if source == KeySource::JustMade {

@@ -1,6 +1,7 @@
 //! The server itself.
 
 use axum::{Json, extract::State};
+use sandkeep_keeper::StorageReport;
 use sandkeep_model::{ENVD_VERSION, Isolation, ServerKey};
 use sandkeep_ward::{Check, Verdict};
 use serde::Serialize;
@@ -10,17 +11,39 @@ use crate::state::Shared;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Health {
+    /// `ok`, or `degraded`: it answers, but not everything works; `reasons` say what.
     #[schema(example = "ok")]
     status: &'static str,
     version: String,
+    /// What is wrong, and what to do about it.
+    reasons: Vec<HealthReason>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct HealthReason {
+    /// `storage_low`, `storage_read_only`, `storage_overcommitted` or `state_disk_full`.
+    #[schema(example = "storage_low")]
+    code: &'static str,
+    message: String,
+    #[schema(required)]
+    hint: Option<String>,
 }
 
 /// Whether the server answers. Needs no key.
 #[utoipa::path(get, path = "/v1/health", tag = "server", responses((status = 200, body = Health)))]
 pub(crate) async fn health(State(state): State<Shared>) -> Json<Health> {
+    let reasons = state.keeper.storage().reasons.into_iter();
+    let reasons: Vec<_> = reasons
+        .map(|(reason, error)| HealthReason {
+            code: reason.name(),
+            message: error.message,
+            hint: error.hint,
+        })
+        .collect();
     Json(Health {
-        status: "ok",
+        status: if reasons.is_empty() { "ok" } else { "degraded" },
         version: state.version.clone(),
+        reasons,
     })
 }
 
@@ -73,6 +96,41 @@ pub(crate) struct HostView {
     sandboxes: usize,
     /// Sandboxes that wait, started, for somebody to want one.
     pooled: usize,
+    storage: StorageView,
+}
+
+/// The storage of sandboxes, templates and points.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct StorageView {
+    total_bytes: u64,
+    free_bytes: u64,
+    /// By how much it may still become larger: its setting and the disk below allow so much.
+    growable_bytes: u64,
+    /// Free on the disk that holds the state directory.
+    below_free_bytes: u64,
+    /// Whoever writes is held, and nothing new is begun.
+    low: bool,
+    read_only: bool,
+    /// The disk below has not got all that the storage was promised.
+    overcommitted: bool,
+    /// Sandboxes that stand still because of it.
+    held: usize,
+}
+
+impl From<StorageReport> for StorageView {
+    fn from(report: StorageReport) -> Self {
+        let state = report.state;
+        Self {
+            total_bytes: state.total_bytes,
+            free_bytes: state.free_bytes,
+            growable_bytes: state.growable_bytes,
+            below_free_bytes: state.below_free_bytes,
+            low: state.low,
+            read_only: state.read_only,
+            overcommitted: state.overcommitted,
+            held: report.held,
+        }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -120,5 +178,6 @@ pub(crate) async fn host(State(state): State<Shared>) -> Json<HostView> {
         levels: levels.collect(),
         sandboxes: report.boxes,
         pooled: report.pooled,
+        storage: state.keeper.storage().into(),
     })
 }

@@ -212,12 +212,13 @@ pub(crate) async fn get(
         return Ok(Json(SandboxView::with_token(sandbox)));
     }
     // It may end between the two questions; what is known stays true then.
-    let (usage, acceleration) = match state.keeper.view(&id).await {
-        Ok(view) => (view.usage, view.acceleration),
-        Err(_) => (None, None),
+    let (usage, acceleration, held) = match state.keeper.view(&id).await {
+        Ok(view) => (view.usage, view.acceleration, view.held),
+        Err(_) => (None, None, None),
     };
     Ok(Json(SandboxView {
         acceleration,
+        held,
         usage: usage.map(Into::into),
         ..SandboxView::with_token(sandbox)
     }))

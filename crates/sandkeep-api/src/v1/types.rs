@@ -214,6 +214,11 @@ pub(crate) struct SandboxView {
     /// How it rests, while it is paused.
     #[schema(required)]
     pub pause: Option<PauseView>,
+    /// Since when it stands still because it wrote while the storage of the server was nearly
+    /// full. Only in answers about one sandbox that is held so.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<Timestamp>,
     /// Why it is gone, once it is.
     #[schema(required)]
     pub gone: Option<GoneView>,
@@ -254,6 +259,7 @@ impl From<Sandbox> for SandboxView {
             auto_points: sandbox.time.points.map(Into::into),
             point: sandbox.time.head,
             pause: sandbox.time.pause.map(Into::into),
+            held: None,
             gone,
             oom_kills: sandbox.oom_kills,
             access_token: None,

@@ -33,6 +33,8 @@ impl Core {
             return Ok(entry.sandbox());
         }
         if !memory {
+            // What its own kernel keeps back is only written by one that runs.
+            self.let_go(entry).await?;
             entry.ward.settle(&entry.id).await?;
         }
         self.begin_pausing(entry).await?;
@@ -62,8 +64,30 @@ impl Core {
             ));
         }
         entry.became(State::Pausing);
+        // Whoever pauses it freezes it, too, or lets it go on after that.
+        if entry.held().is_some() {
+            entry.set_held(None);
+            self.own_limit_again(entry).await?;
+        }
         entry.activity.cut().await;
         Ok(())
+    }
+
+    /// Tells the ledger that a box runs, or rests, after all: what could not be written when the
+    /// disk was full. The caller has the turn.
+    pub async fn tell_ledger(&self, entry: &Entry) {
+        let (from, to) = (entry.written(), entry.state());
+        let told = match (from, to) {
+            (State::Pausing, State::Running) | (State::Resuming, State::Paused) => {
+                self.store.transition(&entry.id, from, to).await
+            }
+            _ => return,
+        };
+        match told {
+            Ok(Some(_)) => entry.became(to),
+            Ok(None) => tracing::error!(id = %entry.id, "the ledger had the box in another state"),
+            Err(error) => tracing::debug!(id = %entry.id, %error, "the ledger is still behind"),
+        }
     }
 
     /// What could not be paused runs as before. The caller has the turn.

@@ -68,6 +68,7 @@ impl Core {
                 );
             }
         }
+        self.check_storage()?;
         let engine = match memory {
             Some(false) => None,
             Some(true) => Some(entry.ward.engine().await?),

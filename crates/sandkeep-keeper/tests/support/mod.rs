@@ -40,7 +40,7 @@ impl World {
         let vault = Vault::open(VaultConfig {
             state_dir: dir.path().join("state"),
             pool_dir: None,
-            pool_size_bytes: 2 << 30,
+            pool_size_bytes: Some(2 << 30),
             allow_unlimited_disk: false,
             disk_reader: None,
         })

@@ -41,7 +41,7 @@ impl State {
         VaultConfig {
             state_dir: self.path(),
             pool_dir: None,
-            pool_size_bytes: self.pool_size,
+            pool_size_bytes: Some(self.pool_size),
             allow_unlimited_disk: false,
             disk_reader: Some(DiskReader {
                 program: PathBuf::from(env!("CARGO_BIN_EXE_sandkeep-disk-reader")),

@@ -10,7 +10,7 @@ use std::{
 use futures_util::TryStreamExt as _;
 use http::Method;
 use sandkeep_model::{Code, Error, Result, TemplateName, human_bytes};
-use sandkeep_vault::{ImportLimits, Progress, Stage, Vault};
+use sandkeep_vault::{Attended, ImportLimits, Progress, Stage, Vault};
 use serde_json::{Value, json};
 
 use super::{
@@ -99,7 +99,12 @@ pub async fn template(global: &Global, command: TemplateCommand) -> anyhow::Resu
 /// Who has the storage.
 enum Storage {
     Served(Client),
-    Ours { _state: StateDir, vault: Vault },
+    Ours {
+        _state: StateDir,
+        vault: Vault,
+        /// A large import may need more room than there is.
+        _attended: Attended,
+    },
 }
 
 impl Storage {
@@ -135,10 +140,14 @@ impl Storage {
         let config = Config::load(place.settings(), None)?;
         require_root(command)?;
         match StateDir::take(&config.state) {
-            Ok(state) => Ok(Self::Ours {
-                vault: Vault::open(config.vault()).await?,
-                _state: state,
-            }),
+            Ok(state) => {
+                let vault = Vault::open(config.vault()).await?;
+                Ok(Self::Ours {
+                    _attended: vault.attended(),
+                    vault,
+                    _state: state,
+                })
+            }
             Err(error) => holder(&config.state, error).map(Self::Served),
         }
     }

@@ -104,6 +104,8 @@ fn event_line(event: &Value) -> String {
             Some(end) => format!("ends at {}", clean(end)),
             None => "has no end".to_owned(),
         },
+        Some("storage_low") => "held: it writes and the storage is nearly full".to_owned(),
+        Some("storage_back") => "goes on: the storage has room again".to_owned(),
         Some("egress_denied") => {
             format!(
                 "refused {}:{}: {}",

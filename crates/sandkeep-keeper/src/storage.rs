@@ -1,0 +1,359 @@
+//! Watching the storage: it is grown ahead of those who write, and when that is not possible any
+//! more, whoever writes is held until there is room again. A sandbox that is held runs for the
+//! ledger and stands still; it can be killed and paused like any other.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::StreamExt as _;
+use sandkeep_model::{Code, Error, EventKind, Result, SandboxId, State, Timestamp, human_bytes};
+use sandkeep_vault::{StorageState, state_disk_full, storage_read_only};
+use tokio::time::MissedTickBehavior;
+
+use crate::{
+    core::Core,
+    form, meters,
+    registry::{Entry, Registry},
+    sync::lock,
+};
+
+const EVERY: Duration = Duration::from_millis(300);
+/// Sandboxes stopped or let go side by side.
+const AT_ONCE: usize = 8;
+/// Rounds between two looks for what the ledger was not told.
+const LEDGER_EVERY: u32 = 10;
+/// A sandbox may write so much of what is left while the storage is low.
+const SMALLEST_ALLOWANCE: u64 = 1 << 20;
+
+/// What was seen last.
+#[derive(Default)]
+pub struct Storage {
+    state: Mutex<StorageState>,
+    /// What disks held when the storage became low.
+    before: Mutex<HashMap<SandboxId, u64>>,
+    /// The work of holding, or letting go, is under way.
+    busy: tokio::sync::Mutex<()>,
+}
+
+/// Why the storage is not well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StorageReason {
+    Low,
+    ReadOnly,
+    Overcommitted,
+    StateDiskFull,
+}
+
+impl StorageReason {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Low => "storage_low",
+            Self::ReadOnly => "storage_read_only",
+            Self::Overcommitted => "storage_overcommitted",
+            Self::StateDiskFull => "state_disk_full",
+        }
+    }
+}
+
+/// How it is with the storage.
+#[derive(Debug, Clone)]
+pub struct StorageReport {
+    pub state: StorageState,
+    /// Sandboxes that stand still because of it.
+    pub held: usize,
+    /// What is wrong, and what to do.
+    pub reasons: Vec<(StorageReason, Error)>,
+}
+
+impl Storage {
+    fn seen(&self) -> StorageState {
+        *lock(&self.state)
+    }
+
+    pub fn report(&self, registry: &Registry) -> StorageReport {
+        let state = self.seen();
+        let held = held_in(registry);
+        let mut reasons = Vec::new();
+        if state.read_only {
+            reasons.push((StorageReason::ReadOnly, storage_read_only()));
+        }
+        if state.low {
+            reasons.push((StorageReason::Low, low(&state, held)));
+        }
+        if state.overcommitted {
+            reasons.push((StorageReason::Overcommitted, overcommitted()));
+        }
+        if state.below_full {
+            reasons.push((StorageReason::StateDiskFull, state_disk_full()));
+        }
+        StorageReport {
+            state,
+            held,
+            reasons,
+        }
+    }
+}
+
+fn held_in(registry: &Registry) -> usize {
+    let all = registry.all();
+    all.iter().filter(|entry| entry.held().is_some()).count()
+}
+
+fn low(state: &StorageState, held: usize) -> Error {
+    let who = match held {
+        0 => String::new(),
+        1 => "; one sandbox that wrote is held".to_owned(),
+        held => format!("; {held} sandboxes that wrote are held"),
+    };
+    Error::new(
+        Code::DiskFull,
+        format!(
+            "the storage is nearly full: {} of {} are left{who}",
+            human_bytes(state.free_bytes),
+            human_bytes(state.total_bytes),
+        ),
+    )
+    .hint(
+        "delete a sandbox, points or templates; or free space on the disk below it, or raise \
+         `storage_size` and restart. Who is held goes on by itself then",
+    )
+}
+
+fn overcommitted() -> Error {
+    Error::new(
+        Code::DiskFull,
+        "the disk below the storage has not got all that the storage was promised",
+    )
+    .hint("free space on that disk: what is promised is set aside then by itself")
+}
+
+impl Core {
+    /// Refuses what needs room while there is next to none.
+    pub fn check_storage(&self) -> Result<()> {
+        let state = self.storage.seen();
+        if state.read_only {
+            return Err(storage_read_only());
+        }
+        if state.low {
+            return Err(low(&state, held_in(&self.registry)));
+        }
+        Ok(())
+    }
+
+    /// Why nobody can talk to a sandbox that is held.
+    pub fn held(&self, id: &SandboxId) -> Error {
+        let state = self.storage.seen();
+        low(&state, held_in(&self.registry))
+            .context(format!("sandbox \"{id}\" is held because it wrote"))
+            .retryable(true)
+    }
+
+    /// Looks after the storage, for ever.
+    pub async fn watch_storage(self: Arc<Self>) {
+        let mut tick = tokio::time::interval(EVERY);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for round in 0_u32.. {
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                _ = tick.tick() => {}
+            }
+            self.look_at_storage().await;
+            if round.is_multiple_of(LEDGER_EVERY) {
+                self.catch_ledger_up().await;
+            }
+        }
+    }
+
+    /// One round. Holding and letting go may take their time; the room is looked after meanwhile.
+    pub async fn look_at_storage(&self) {
+        let before = self.storage.seen();
+        let held = held_in(&self.registry);
+        let state = match self.vault.attend().await {
+            Ok(state) => state,
+            Err(error) => {
+                tracing::warn!(%error, "looking after the storage");
+                return;
+            }
+        };
+        *lock(&self.storage.state) = state;
+        meters::storage(&state, held);
+        if state.is_well() != before.is_well() {
+            tell(&state);
+        }
+        let Some(core) = self.me.upgrade() else {
+            return;
+        };
+        if state.low && !state.read_only {
+            let Ok(writers) = self.writers(&state).await else {
+                return;
+            };
+            if !writers.is_empty() {
+                self.tasks
+                    .spawn(async move { core.hold_all(writers, state).await });
+            }
+        } else if !state.low {
+            lock(&self.storage.before).clear();
+            if held > 0 {
+                self.tasks.spawn(async move { core.let_all_go().await });
+            }
+        }
+    }
+
+    /// Who wrote more than a little since the storage became low. Once the reserve is touched
+    /// also all who have a kernel of their own: that takes a refusal for a broken disk.
+    async fn writers(&self, state: &StorageState) -> Result<Vec<Arc<Entry>>> {
+        let running: HashMap<SandboxId, Arc<Entry>> = self
+            .registry
+            .all()
+            .into_iter()
+            .filter(|entry| {
+                entry.state() == State::Running && !entry.pooled() && entry.held().is_none()
+            })
+            .map(|entry| (entry.id.clone(), entry))
+            .collect();
+        let holds = self
+            .vault
+            .held_by(running.keys().cloned().collect())
+            .await?;
+        let allowance = (state.total_bytes / 1024).max(SMALLEST_ALLOWANCE);
+        let mut before = lock(&self.storage.before);
+        let mut writers = Vec::new();
+        for (id, bytes) in holds {
+            let first = *before.entry(id.clone()).or_insert(bytes);
+            let Some(entry) = running.get(&id) else {
+                continue;
+            };
+            let machine = entry.ward.disk_form().is_some();
+            if bytes > first.saturating_add(allowance) || (state.spent && machine) {
+                writers.push(Arc::clone(entry));
+            }
+        }
+        drop(before);
+        Ok(writers)
+    }
+
+    async fn hold_all(&self, writers: Vec<Arc<Entry>>, state: StorageState) {
+        let Ok(_busy) = self.storage.busy.try_lock() else {
+            return;
+        };
+        futures_util::stream::iter(writers)
+            .for_each_concurrent(AT_ONCE, |entry| async move {
+                self.hold(&entry, &state).await;
+            })
+            .await;
+    }
+
+    async fn hold(&self, entry: &Entry, state: &StorageState) {
+        // Somebody is at work with it; the next round comes soon.
+        let Ok(_turn) = entry.turn.try_lock() else {
+            return;
+        };
+        if entry.state() != State::Running || entry.held().is_some() {
+            return;
+        }
+        // Whoever comes from here on is told, and does not wait.
+        entry.set_held(Some(Timestamp::now()));
+        // To stop what is about to be written takes a while, and the room that is left belongs to
+        // the others. A kernel in a box would take a refusal for a broken disk; it stops at once.
+        if entry.ward.disk_form().is_none() {
+            self.limit_to_what_it_has(entry).await;
+        }
+        if let Err(error) = entry.ward.freeze(&entry.id).await {
+            tracing::warn!(id = %entry.id, %error, "a box that writes could not be held");
+            if let Err(error) = self.own_limit_again(entry).await {
+                tracing::warn!(id = %entry.id, %error, "its limit");
+            }
+            entry.set_held(None);
+            return;
+        }
+        tracing::warn!(id = %entry.id, free = state.free_bytes, "held: it writes and the storage is nearly full");
+        let free_bytes = state.free_bytes;
+        self.note(entry, EventKind::StorageLow { free_bytes }).await;
+    }
+
+    async fn limit_to_what_it_has(&self, entry: &Entry) {
+        let held = self.vault.held_by(vec![entry.id.clone()]).await;
+        let bytes = held
+            .ok()
+            .and_then(|held| held.first().map(|(_, bytes)| *bytes));
+        let Some(bytes) = bytes else { return };
+        // Zero would lift the limit.
+        if let Err(error) = self.vault.set_disk_limit(&entry.id, bytes.max(1)).await {
+            tracing::warn!(id = %entry.id, %error, "a box that writes keeps its limit");
+        }
+    }
+
+    /// The limit it was given, after it was held. Of one that a server before this one held, too.
+    pub async fn own_limit_again(&self, entry: &Entry) -> Result<()> {
+        if self.vault.is_read_only() {
+            return Ok(());
+        }
+        let limits = entry.with(|sandbox| sandbox.limits);
+        let quota = form::quota(entry.ward.as_ref(), &limits);
+        self.vault.set_disk_limit(&entry.id, quota).await
+    }
+
+    async fn note(&self, entry: &Entry, kind: EventKind) {
+        if entry.pooled() {
+            return;
+        }
+        if let Err(error) = self.store.note(&[(&entry.id, kind)]).await {
+            tracing::warn!(id = %entry.id, %error, "noting who is held");
+        }
+    }
+
+    async fn let_all_go(&self) {
+        let Ok(_busy) = self.storage.busy.try_lock() else {
+            return;
+        };
+        let held = self.registry.all().into_iter();
+        futures_util::stream::iter(held.filter(|entry| entry.held().is_some()))
+            .for_each_concurrent(AT_ONCE, |entry| async move {
+                let _turn = entry.turn.lock().await;
+                if let Err(error) = self.let_go(&entry).await {
+                    tracing::warn!(id = %entry.id, %error, "letting a box go on");
+                }
+            })
+            .await;
+    }
+
+    /// Lets a box go on that is held, if it is. The caller has the turn.
+    pub async fn let_go(&self, entry: &Entry) -> Result<()> {
+        if entry.held().is_none() {
+            return Ok(());
+        }
+        if let Err(error) = self.own_limit_again(entry).await {
+            tracing::warn!(id = %entry.id, %error, "a box that goes on keeps a lower limit");
+        }
+        if entry.state() == State::Running {
+            entry.ward.thaw(&entry.id).await?;
+            tracing::info!(id = %entry.id, "it goes on: there is room in the storage");
+            self.note(entry, EventKind::StorageBack).await;
+        }
+        entry.set_held(None);
+        Ok(())
+    }
+
+    /// What the ledger could not be told because its disk was full.
+    async fn catch_ledger_up(&self) {
+        for entry in self.registry.all() {
+            if entry.pooled() || !entry.is_unwritten() {
+                continue;
+            }
+            if let Ok(_turn) = entry.turn.try_lock() {
+                self.tell_ledger(&entry).await;
+            }
+        }
+    }
+}
+
+fn tell(state: &StorageState) {
+    if state.is_well() {
+        tracing::info!(free = state.free_bytes, "the storage is well again");
+    } else {
+        tracing::error!(?state, "the storage is not well");
+    }
+}

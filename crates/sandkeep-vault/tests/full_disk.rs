@@ -1,0 +1,367 @@
+//! The disk below the pool is a small ext4 of the test's own, which it fills.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use common::{MIB, id, import_tiny, noise, run, sync};
+use sandkeep_model::Code;
+use sandkeep_vault::{StorageState, Vault, VaultConfig, kept_size, repair};
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use tempfile::TempDir;
+
+/// An ext4 of so many MiB, and a state directory on it. All of it goes with the value.
+struct Small {
+    dir: TempDir,
+}
+
+impl Small {
+    fn new(mib: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk");
+        File::create(&image).unwrap().set_len(mib * MIB).unwrap();
+        let image = image.to_str().unwrap();
+        run("mkfs.ext4", &["-q", "-F", "-m", "0", image]);
+        let small = Self { dir };
+        fs::create_dir(small.root()).unwrap();
+        let root = small.root();
+        run("mount", &["-o", "loop", image, root.to_str().unwrap()]);
+        small
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.root().join("state")
+    }
+
+    fn image(&self) -> PathBuf {
+        self.state().join("pool.img")
+    }
+
+    fn config(&self, size: Option<u64>) -> VaultConfig {
+        VaultConfig {
+            state_dir: self.state(),
+            pool_dir: None,
+            pool_size_bytes: size,
+            allow_unlimited_disk: false,
+            disk_reader: None,
+        }
+    }
+
+    async fn open(&self, size: Option<u64>) -> Vault {
+        Vault::open(self.config(size)).await.unwrap()
+    }
+
+    /// Something else on the host takes all there is.
+    fn pour(&self) {
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(self.root().join("filler"))
+            .unwrap();
+        let mut step = 256 * MIB;
+        while step >= 4096 {
+            let at = file.metadata().unwrap().len();
+            let flags = rustix::fs::FallocateFlags::empty();
+            if rustix::fs::fallocate(&file, flags, at, step).is_err() {
+                step /= 2;
+            }
+        }
+    }
+
+    fn give_back(&self) {
+        fs::remove_file(self.root().join("filler")).unwrap();
+    }
+
+    fn is_whole(&self) -> bool {
+        let meta = fs::metadata(self.image()).unwrap();
+        meta.blocks() * 512 >= meta.len()
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let detach = rustix::mount::UnmountFlags::DETACH;
+        while rustix::mount::unmount(self.state().join("pool"), detach).is_ok() {}
+        while rustix::mount::unmount(self.root(), detach).is_ok() {}
+    }
+}
+
+/// Writes until the kernel says no, in larger pieces than `fill`; how much went in.
+fn pour(path: &Path, at_most: u64) -> (u64, Option<io::Error>) {
+    let chunk = noise(4 * MIB as usize);
+    let mut file = File::create(path).unwrap();
+    let mut written = 0;
+    while written < at_most {
+        let step = file.write(&chunk).and_then(|count| {
+            if written % (64 * MIB) == 0 {
+                file.sync_data()?;
+            }
+            Ok(count)
+        });
+        match step {
+            Ok(count) => written += count as u64,
+            Err(error) => return (written, Some(error)),
+        }
+    }
+    match file.sync_data() {
+        Ok(()) => (written, None),
+        Err(error) => (written, Some(error)),
+    }
+}
+
+fn is_read_only(root: &Path) -> bool {
+    let stat = rustix::fs::statvfs(root).unwrap();
+    stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY)
+}
+
+/// What is removed is free in a moment.
+async fn until(vault: &Vault, what: &str, done: impl Fn(&StorageState) -> bool) -> StorageState {
+    for _ in 0..1200 {
+        let state = vault.attend().await.unwrap();
+        if done(&state) {
+            return state;
+        }
+        vault.tidy().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("never: {what}: {:?}", vault.attend().await);
+}
+
+#[tokio::test]
+async fn one_disk_within_its_limit_broke_the_pool_of_all() {
+    let small = Small::new(2048);
+    let vault = small.open(None).await;
+    let tiny = import_tiny(&vault, "tiny").await;
+    let (culprit, neighbour) = (id(), id());
+    let fills = vault.create_disk(&culprit, &tiny, 10 << 30).await.unwrap();
+    let other = vault
+        .create_disk(&neighbour, &tiny, 10 << 30)
+        .await
+        .unwrap();
+    assert!(vault.attend().await.unwrap().is_well());
+
+    // As the server does meanwhile.
+    let mut part = 0;
+    while !vault.attend().await.unwrap().low {
+        part += 1;
+        let (_, error) = pour(&fills.path.join(part.to_string()), 32 * MIB);
+        assert!(error.is_none(), "refused though there was room: {error:?}");
+    }
+    assert!(part > 32, "{part}");
+    let (written, error) = pour(&fills.path.join("x"), 4 << 30);
+    assert_eq!(error.unwrap().raw_os_error(), Some(122), "{written}");
+    assert!(!is_read_only(&small.state().join("pool")));
+    let state = vault.attend().await.unwrap();
+    assert!(state.low && !state.overcommitted, "{state:?}");
+    // The others have a part of the reserve, a little in each round.
+    assert!(vault.attend().await.unwrap().low);
+    fs::write(other.path.join("note"), "still here").unwrap();
+    sync(&other.path);
+    let refused = vault.create_disk(&id(), &tiny, MIB).await.unwrap_err();
+    assert_eq!(refused.code, Code::DiskFull);
+    assert!(refused.message.contains("storage"), "{refused}");
+    assert!(refused.hint.unwrap().contains("delete"));
+
+    vault.remove_disk(&culprit).await.unwrap();
+    until(&vault, "there is room again", StorageState::is_well).await;
+    vault.create_disk(&id(), &tiny, MIB).await.unwrap();
+    assert_eq!(fs::read(other.path.join("note")).unwrap(), b"still here");
+}
+
+#[tokio::test]
+async fn something_else_filled_the_disk_and_the_pool_went_read_only() {
+    let small = Small::new(6144);
+    let vault = small.open(None).await;
+    let tiny = import_tiny(&vault, "tiny").await;
+    let culprit = id();
+    let disk = vault.create_disk(&culprit, &tiny, 10 << 30).await.unwrap();
+    assert!(vault.attend().await.unwrap().growable_bytes > 1 << 30);
+    small.fill();
+    // All that was set aside is the pool's, to the last byte.
+    let (written, error) = pour(&disk.path.join("x"), 8 << 30);
+    assert_eq!(error.unwrap().raw_os_error(), Some(122), "{written}");
+    assert!(written > 256 * MIB, "{written}");
+    sync(&disk.path);
+    assert!(!is_read_only(&small.state().join("pool")));
+    assert!(small.is_whole());
+    let state = vault.attend().await.unwrap();
+    assert!(
+        state.low && state.below_full && state.growable_bytes == 0,
+        "{state:?}"
+    );
+    // A server that starts now.
+    drop(vault);
+    let vault = small.open(None).await;
+    assert_eq!(vault.disks().await.unwrap(), std::slice::from_ref(&culprit));
+    // Room on the disk below is enough.
+    small.give_back();
+    until(&vault, "it grew", StorageState::is_well).await;
+    small.fill();
+    vault.remove_disk(&culprit).await.unwrap();
+    until(&vault, "it is free", |state| !state.low).await;
+    assert!(!is_read_only(&small.state().join("pool")));
+}
+
+#[tokio::test]
+async fn the_server_itself_can_fill_a_pool_and_still_delete() {
+    let small = Small::new(2048);
+    let vault = small.open(Some(512 * MIB)).await;
+    let tiny = import_tiny(&vault, "tiny").await;
+    let kept = id();
+    vault.create_disk(&kept, &tiny, 10 << 30).await.unwrap();
+    // Of no disk: nothing limits it.
+    let pool = small.state().join("pool");
+    let (_, error) = pour(&pool.join("filler"), 1 << 30);
+    assert!(error.is_some());
+    let mut names = 0;
+    while fs::write(pool.join(format!("name-{names}")), [7; 2000]).is_ok() && names < 200_000 {
+        names += 1;
+    }
+    sync(&pool);
+    vault.remove_disk(&kept).await.unwrap();
+    assert!(vault.disks().await.unwrap().is_empty());
+    assert!(!is_read_only(&pool));
+    fs::remove_file(pool.join("filler")).unwrap();
+    until(&vault, "there is room again", |state| !state.low).await;
+}
+
+#[tokio::test]
+async fn the_size_is_kept_and_one_that_does_not_fit_is_refused() {
+    let small = Small::new(2048);
+    let refused = Vault::open(small.config(Some(50 << 30))).await.unwrap_err();
+    assert_eq!(refused.code, Code::DiskFull);
+    assert_eq!(refused.field.as_deref(), Some("storage_size"));
+    assert!(!small.image().exists());
+
+    drop(small.open(Some(512 * MIB)).await);
+    let vault = small.open(None).await;
+    assert!(vault.pool().await.unwrap().total_bytes <= 512 * MIB);
+    assert_eq!(kept_size(&small.state()), Some(512 * MIB));
+    drop(vault);
+    let refused = Vault::open(small.config(Some(50 << 30))).await.unwrap_err();
+    assert_eq!(refused.code, Code::DiskFull);
+    // On a full disk the size that was taken once is no reason not to start.
+    small.fill();
+    drop(small.open(Some(512 * MIB)).await);
+}
+
+#[tokio::test]
+async fn a_sparse_pool_of_an_earlier_version_becomes_whole() {
+    let small = Small::new(3072);
+    fs::create_dir(small.state()).unwrap();
+    let image = small.image();
+    // As 0.1.0 made it.
+    File::create(&image).unwrap().set_len(100 << 30).unwrap();
+    let path = image.to_str().unwrap();
+    run(
+        "mkfs.btrfs",
+        &["-q", "-f", "-K", "-m", "single", "-d", "single", path],
+    );
+    let vault = small.open(None).await;
+    assert!(small.is_whole());
+    assert!(fs::metadata(&image).unwrap().len() < 3 << 30);
+    assert_eq!(kept_size(&small.state()), Some(100 << 30));
+    let tiny = import_tiny(&vault, "tiny").await;
+    let disk = vault.create_disk(&id(), &tiny, 10 << 30).await.unwrap();
+    small.fill();
+    let (_, error) = pour(&disk.path.join("x"), 8 << 30);
+    assert_eq!(error.unwrap().raw_os_error(), Some(122));
+    assert!(!is_read_only(&small.state().join("pool")));
+}
+
+#[tokio::test]
+async fn holes_that_something_else_made_are_filled() {
+    let small = Small::new(2048);
+    let vault = small.open(Some(512 * MIB)).await;
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    let image = File::options().write(true).open(small.image()).unwrap();
+    rustix::fs::fallocate(&image, flags, 400 * MIB, 64 * MIB).unwrap();
+    assert!(!small.is_whole());
+    assert!(!vault.attend().await.unwrap().overcommitted);
+    assert!(small.is_whole());
+}
+
+#[tokio::test]
+async fn room_far_beyond_what_is_used_goes_back_to_the_disk() {
+    let small = Small::new(8192);
+    let vault = small.open(None).await;
+    let tiny = import_tiny(&vault, "tiny").await;
+    let (large, stays) = (id(), id());
+    let note = vault.create_disk(&stays, &tiny, 10 << 30).await.unwrap();
+    let disk = vault.create_disk(&large, &tiny, 10 << 30).await.unwrap();
+    for part in 0..12 {
+        // As the server does, several times a second.
+        vault.attend().await.unwrap();
+        let (_, error) = pour(&disk.path.join(part.to_string()), 256 * MIB);
+        assert!(error.is_none(), "{error:?}");
+    }
+    fs::write(note.path.join("note"), "moved").unwrap();
+    sync(&note.path);
+    let grown = vault.attend().await.unwrap().total_bytes;
+    assert!(grown > 3 << 30, "{grown}");
+    vault.remove_disk(&large).await.unwrap();
+    until(&vault, "it is free", |state| state.free_bytes > 3 << 30).await;
+    for _ in 0..8 {
+        vault.attend_at_rest().await.unwrap();
+    }
+    let state = vault.attend().await.unwrap();
+    assert!(state.total_bytes < grown, "{grown} {state:?}");
+    assert!(small.is_whole() && state.is_well(), "{state:?}");
+    assert_eq!(fs::read(note.path.join("note")).unwrap(), b"moved");
+}
+
+#[tokio::test]
+async fn a_pool_that_is_read_only_opens_and_is_repaired() {
+    let small = Small::new(2048);
+    let vault = small.open(Some(512 * MIB)).await;
+    let tiny = import_tiny(&vault, "tiny").await;
+    let kept = id();
+    let disk = vault.create_disk(&kept, &tiny, MIB).await.unwrap();
+    drop(vault);
+    let pool = small.state().join("pool");
+    let pool_text = pool.to_str().unwrap();
+    run("sync", &[]);
+    run("mount", &["-o", "remount,ro", pool_text]);
+
+    let vault = small.open(None).await;
+    assert!(vault.is_read_only() && vault.attend().await.unwrap().read_only);
+    assert_eq!(vault.templates().await.unwrap().len(), 1);
+    assert!(disk.path.join("etc/motd").exists());
+    let refused = vault.create_disk(&id(), &tiny, MIB).await.unwrap_err();
+    assert_eq!(refused.code, Code::HostNotReady);
+    assert!(refused.hint.unwrap().contains("sandkeep storage repair"));
+    let config = small.config(None);
+    let busy = repair(&config, false).unwrap_err();
+    assert_eq!(busy.code, Code::Conflict, "a server runs");
+    drop(vault);
+    // Somebody, elsewhere, still has it mounted.
+    let mut user = std::process::Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sleep", "600"])
+        .spawn()
+        .unwrap();
+    let ns = format!("/proc/{}/ns/mnt", user.id());
+    let own = fs::read_link("/proc/self/ns/mnt").unwrap();
+    while fs::read_link(&ns).unwrap() == own {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let refused = repair(&config, false).unwrap_err();
+    assert!(refused.hint.unwrap().contains("--end-sandboxes"));
+    let reaper = std::thread::spawn(move || user.wait());
+    let done = repair(&config, true).unwrap();
+    assert!(!done.was_well && done.ended >= 1, "{done:?}");
+    reaper.join().unwrap().unwrap();
+    let vault = small.open(None).await;
+    assert!(!vault.is_read_only());
+    vault.create_disk(&id(), &tiny, MIB).await.unwrap();
+    assert_eq!(vault.disks().await.unwrap().len(), 2);
+}
