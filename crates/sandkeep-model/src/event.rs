@@ -85,6 +85,10 @@ pub enum EventKind {
         port: u16,
         why: String,
     },
+    /// A client sent the server's API key to this port of the sandbox; the request was refused.
+    ApiKeyRefused {
+        port: u16,
+    },
 }
 
 impl EventKind {
@@ -103,6 +107,7 @@ impl EventKind {
             Self::ForkedFrom { .. } => "forked_from",
             Self::NetworkChanged { .. } => "network_changed",
             Self::EgressDenied { .. } => "egress_denied",
+            Self::ApiKeyRefused { .. } => "api_key_refused",
         }
     }
 }

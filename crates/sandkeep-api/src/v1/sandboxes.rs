@@ -87,6 +87,7 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
         on_timeout: request.on_timeout,
         env: request.env,
         metadata: request.metadata,
+        ports: request.ports,
         identity: request.identity.into(),
         time: TimeWish {
             from_point: None,
