@@ -108,7 +108,7 @@ def test_a_refused_api_key_is_in_the_audit_log(server, make):
     assert ask(server, box, "/", port=8123, **{"X-API-Key": server.key})[0] == 403
 
     def told():
-        records = server.json("GET", f"/v1/audit?sandbox={box.id}")["records"]
+        records = server.json("GET", f"/v1/audit?sandbox_id={box.id}")["entries"]
         return [r for r in records if r["action"] == "api_key_refused" and r["detail"]["port"] == 8123]
 
     wait_for(told, "the audit log tells of it")
@@ -181,7 +181,7 @@ def test_ports_are_public_for_those_who_ask_for_it(server, make):
     assert "traffic_token" not in box.made
     assert plain(server, box)[0] == 502
     forks = server.json("POST", f"{box.path}/fork", {"count": 1})
-    fork = forks["sandboxes"][0] if "sandboxes" in forks else forks["forks"][0]
+    fork = forks["forks"][0]["sandbox"]
     assert server.json("GET", f"/v1/sandboxes/{fork['id']}")["ports"] == "public"
     private = server.json("POST", "/v2/sandboxes", {"templateID": "base", "network": {"allowPublicTraffic": False}})
     assert private["trafficAccessToken"]
