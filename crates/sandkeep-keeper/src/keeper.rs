@@ -5,8 +5,8 @@ use std::{
 
 use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
-    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, Isolation, ListFilter, Page,
-    PortAccess, Result, Sample, Sandbox, SandboxId, Secret, State, Template, TemplateName,
+    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, Isolation, Limits, ListFilter,
+    Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret, State, Template, TemplateName,
     Timestamp, Usage,
 };
 use sandkeep_store::Store;
@@ -329,6 +329,11 @@ impl Keeper {
         to: Option<Timestamp>,
     ) -> Result<Vec<Sample>> {
         self.core.samples(id, from, to).await
+    }
+
+    /// The most any sandbox may ask for.
+    pub fn most_limits(&self) -> &Limits {
+        &self.core.config.limits.most
     }
 
     /// Events after `seq`, oldest first, at most `limit`; optionally of one box.

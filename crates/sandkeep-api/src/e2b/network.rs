@@ -195,9 +195,18 @@ mod tests {
     }
 
     #[test]
+    fn ports_are_public_unless_the_request_closes_them() {
+        let of = |network: Value| asked(network.as_object(), None).map(|asked| asked.ports);
+        assert_eq!(asked(None, None).unwrap().ports, PortAccess::Public);
+        assert_eq!(of(json!({})).unwrap(), PortAccess::Public);
+        let closed = of(json!({"allowPublicTraffic": false})).unwrap();
+        assert_eq!(closed, PortAccess::Private);
+        assert!(of(json!({"allowPublicTraffic": "no"})).is_err());
+    }
+
+    #[test]
     fn no_security_setting_is_dropped() {
         for (name, value) in [
-            ("allowPublicTraffic", json!("no")),
             ("maskRequestHost", json!("x")),
             ("httpsPorts", json!([443])),
             ("egressProxy", json!({"address": "p:1"})),
