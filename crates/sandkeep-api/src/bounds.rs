@@ -28,10 +28,15 @@ const VISIBLE: &str = "^[!#-\\[\\]-~]+$";
 const ENV_NAME: &str = "^[^=\\x00]+$";
 const IDEMPOTENCY: &str = "^[A-Za-z0-9_.:-]{1,255}$";
 const DAY: u64 = 24 * 3600;
+/// A host name: labels, the last of which is no number.
+const NAME: &str = "([A-Za-z0-9]{1,20}(-[A-Za-z0-9]{1,20}){0,2}\\.){0,4}[A-Za-z][A-Za-z0-9]{0,20}";
+const LABELS: &str = "([A-Za-z0-9]{1,20}(-[A-Za-z0-9]{1,20}){0,2}\\.){1,4}";
+const LAST: &str = "[A-Za-z][A-Za-z0-9]{0,20}";
+const V4: &str = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(\\.(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])){3}";
 
 /// Adds them to the document; `most` is what a sandbox may ask for on this server.
 pub(crate) fn add(document: &mut Value, most: &Limits) {
-    components(document, most);
+    components(document);
     for (operation, name, bounds) in parameters() {
         narrow_parameter(document, operation, name, &bounds);
     }
@@ -135,9 +140,9 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
             "additionalProperties": {"type": "string", "pattern": VISIBLE, "maxLength": 512}}),
         ),
         ("TimeoutRequest.timeout_seconds", timeout(0)),
-        ("ForkRequest.timeout_seconds", timeout(0)),
+        ("ForkRequest.timeout_seconds", timeout(1)),
         ("ForkRequest.at", pattern(LABEL)),
-        ("ResumeRequest.timeout_seconds", timeout(0)),
+        ("ResumeRequest.timeout_seconds", timeout(1)),
         ("RollbackRequest.to", pattern(LABEL)),
         ("PointRequest.name", pattern(LABEL)),
         ("PointRequest.tags", tags()),
@@ -245,6 +250,11 @@ fn parameters() -> Vec<(&'static str, &'static str, Value)> {
             map_of("^[^\\[\\]\\x00]+$", TEXT),
         ),
         (
+            "get /v1/sandboxes",
+            "next_token",
+            pattern("^[0-9]{1,15}\\.i[a-z0-9]{20}$"),
+        ),
+        (
             "post /v1/sandboxes",
             "Idempotency-Key",
             pattern(IDEMPOTENCY),
@@ -301,10 +311,22 @@ fn narrow_parameter(document: &mut Value, operation: &str, name: &str, bounds: &
 }
 
 /// Policies are read by the moat, which has no words for OpenAPI.
-fn components(document: &mut Value, _most: &Limits) {
-    let host = json!({"type": "string", "minLength": 1, "maxLength": 1012,
-        "description": "A name, `*.name`, an address or a network; `name:port` in short rules"});
-    let rule = json!({"oneOf": [host, {
+fn components(document: &mut Value) {
+    let network = json!({"anyOf": [
+        {"type": "string", "pattern": format!("^{V4}/([12]?[0-9]|3[0-2])$")},
+        {"type": "string", "pattern": "^([0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}/(1[01][0-9]|12[0-8]|[1-9]?[0-9])$"},
+        {"type": "string", "pattern": "^([0-9A-Fa-f]{1,4}:){1,6}:/(1[01][0-9]|12[0-8]|[1-9]?[0-9])$"},
+    ]});
+    let named = format!("({NAME}|\\*\\.{LABELS}{LAST})");
+    let host = json!({"anyOf": [
+        {"type": "string", "pattern": format!("^{named}$"), "maxLength": 253},
+        {"type": "string", "pattern": format!("^{V4}$")},
+        {"type": "string", "format": "ipv6"},
+        network,
+    ]});
+    let short = json!({"type": "string", "maxLength": 253,
+        "pattern": format!("^{named}(:[1-9][0-9]{{0,3}})?$")});
+    let rule = json!({"oneOf": [short, {
         "type": "object", "required": ["to"], "additionalProperties": false,
         "properties": {
             "to": host,
@@ -325,8 +347,8 @@ fn components(document: &mut Value, _most: &Limits) {
     let count = json!({"type": ["integer", "null"], "minimum": 0, "maximum": u32::MAX});
     let policy = json!({
         "default": {"type": "string", "enum": ["deny", "open"]},
-        "allow": {"type": "array", "maxItems": 512, "items": rule},
-        "deny": {"type": "array", "maxItems": 512, "items": {"type": "string"}},
+        "allow": {"type": "array", "maxItems": 256, "items": rule},
+        "deny": {"type": "array", "maxItems": 256, "items": network},
         "limits": {"type": "object", "additionalProperties": false, "properties": {
             "bytes_per_second": amount, "total_bytes": amount,
             "new_connections_per_second": count, "concurrent_connections": count,
@@ -344,7 +366,11 @@ fn components(document: &mut Value, _most: &Limits) {
     };
     schemas.insert(
         "NetworkPolicy".to_owned(),
-        json!({"type": "object", "additionalProperties": false, "properties": policy}),
+        json!({"anyOf": [
+            {"type": "object", "additionalProperties": false, "properties": policy},
+            {"type": "object", "additionalProperties": false, "required": ["profile"],
+                "properties": {"profile": {"type": "string", "pattern": PROFILE_VERSION}}},
+        ]}),
     );
     schemas.insert(
         "NetworkWish".to_owned(),
@@ -357,10 +383,49 @@ fn components(document: &mut Value, _most: &Limits) {
     );
 }
 
+/// A step does one thing, and has what belongs to it.
+fn steps(schemas: &mut Value) {
+    let all = [
+        "run", "copy", "to", "mode", "files", "env", "workdir", "user",
+    ];
+    let one = |needed: &[&str], allowed: &[&str]| {
+        let properties: Map<String, Value> = all
+            .iter()
+            .filter(|name| !allowed.contains(name))
+            .map(|name| {
+                let must = if needed.contains(name) {
+                    json!({"not": {"type": "null"}})
+                } else {
+                    json!({"type": "null"})
+                };
+                ((*name).to_owned(), must)
+            })
+            .collect();
+        json!({"required": needed, "properties": properties})
+    };
+    schemas["StepBody"]["oneOf"] = json!([
+        one(&["run"], &["user"]),
+        one(&["copy", "to", "files"], &["user", "mode"]),
+        one(&["env"], &[]),
+        one(&["workdir"], &[]),
+        one(&["user"], &[]),
+    ]);
+    schemas["ReadyBody"]["oneOf"] = json!([
+        {"required": ["command"], "properties": {"command": {"not": {"type": "null"}}, "port": {"type": "null"}}},
+        {"required": ["port"], "properties": {"port": {"not": {"type": "null"}}, "command": {"type": "null"}}},
+    ]);
+    // Nothing is waited for where nothing is started.
+    schemas["BuildRequest"]["not"] = json!({
+        "required": ["ready"],
+        "properties": {"ready": {"type": "object"}, "start": {"type": "null"}},
+    });
+}
+
 /// What a struct of Rust does not say about a body.
 fn bodies(document: &mut Value) {
     let bytes = json!({"type": "string", "format": "binary"});
     let wish = json!({"$ref": "#/components/schemas/NetworkWish"});
+    let policy = json!({"$ref": "#/components/schemas/NetworkPolicy"});
     for (path, method, kind, schema) in [
         (
             "/v1/sandboxes/{id}/files",
@@ -387,12 +452,17 @@ fn bodies(document: &mut Value) {
             "application/json",
             &wish,
         ),
-        ("/v1/profiles/{name}", "put", "application/json", &wish),
+        ("/v1/profiles/{name}", "put", "application/json", &policy),
     ] {
         let body = &mut document["paths"][path][method]["requestBody"]["content"][kind];
         body["schema"] = schema.clone();
     }
+    for what in ["pause", "resume", "fork", "points"] {
+        let path = format!("/v1/sandboxes/{{id}}/{what}");
+        document["paths"][path]["post"]["requestBody"]["required"] = json!(false);
+    }
     let schemas = &mut document["components"]["schemas"];
+    steps(schemas);
     // One of the two, as a whole.
     schemas["PolicyTest"]["oneOf"] = json!([
         {"required": ["policy"], "properties": {"policy": {"not": {"type": "null"}}, "sandbox_id": {"type": "null"}}},

@@ -115,10 +115,11 @@ pub(crate) struct CreateRequest {
     #[serde(default)]
     #[schema(value_type = String, default = "kill", example = "pause")]
     pub on_timeout: OnTimeout,
-    /// A request to it while it is paused wakes it.
+    /// A request to it while it is paused wakes it; `true` with `idle_seconds`, else `false`, when
+    /// left out.
     #[serde(default)]
-    pub auto_resume: bool,
-    /// Nobody wants anything of it for so many seconds: it is paused. Needs `auto_resume`.
+    pub auto_resume: Option<bool>,
+    /// It is paused when nothing was asked of it for so many seconds.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub idle_seconds: Option<u64>,
