@@ -69,6 +69,11 @@ class Box:
             raise Refused(status, json.loads(body))
         return body
 
+    def port_headers(self, port: int) -> dict:
+        """What a client of a port of it sends; its ports are private unless it was made with others."""
+        token = self.info().get("traffic_token")
+        return {"E2b-Sandbox-Id": self.id, "E2b-Sandbox-Port": str(port)} | ({"E2B-Traffic-Access-Token": token} if token else {})
+
     def info(self) -> dict:
         return self.server.json("GET", self.path)
 

@@ -38,6 +38,9 @@ Server(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
 """
 
 
+KEY_LINE = "E2B-Traffic-Access-Token: {traffic_token}\r\n"
+
+
 @pytest.fixture(scope="module")
 def web(server, shared_box):
     shared_box.write("/tmp/web.py", WEB.encode())
@@ -47,7 +50,11 @@ def web(server, shared_box):
 
 
 def headers_for(box, port=8000):
-    return {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": str(port)}
+    return {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": str(port), **token_of(box)}
+
+
+def token_of(box):
+    return {"E2B-Traffic-Access-Token": box.made["traffic_token"]} if "traffic_token" in box.made else {}
 
 
 def ask(server, box, path, port=8000, method="GET", body=None, **headers):
@@ -66,7 +73,8 @@ def test_by_headers(server, web):
 
 @pytest.mark.parametrize("domain", ["localhost", "boxes.example.test", "e2b.localhost:8443"])
 def test_by_host_name(server, web, domain):
-    got = raw(server, f"GET /x HTTP/1.1\r\nHost: 8000-{web.id}.{domain}\r\nConnection: close\r\n\r\n".encode())
+    token = web.made["traffic_token"]
+    got = raw(server, f"GET /x HTTP/1.1\r\nHost: 8000-{web.id}.{domain}\r\nE2B-Traffic-Access-Token: {token}\r\nConnection: close\r\n\r\n".encode())
     assert b"you asked /x" in got, got
 
 
@@ -81,10 +89,110 @@ def test_no_api_key_reaches_the_box(server, web):
     assert server.key not in seen
 
 
+@pytest.mark.parametrize("sent", [
+    {"X-API-Key": "{key}"}, {"Authorization": "Bearer {key}"}, {"Authorization": "Basic {basic}"}, {"X-Custom": "{key}"}, {"Cookie": "k={key}"},
+])
+def test_the_api_key_of_the_server_was_handed_to_the_program(server, web, sent):
+    basic = base64.b64encode(f"user:{server.key}".encode()).decode()
+    headers = {name: value.format(key=server.key, basic=basic) for name, value in sent.items()}
+    status, body, _ = ask(server, web, "/headers", **headers)
+    assert status == 403, body
+    assert "API key" in json.loads(body)["message"]
+    assert server.key.encode() not in body
+    status, body, _ = ask(server, web, f"/headers?key={server.key}")
+    assert status == 403
+
+
+def test_a_refused_api_key_is_in_the_audit_log(server, make):
+    box = make()
+    assert ask(server, box, "/", port=8123, **{"X-API-Key": server.key})[0] == 403
+
+    def told():
+        records = server.json("GET", f"/v1/audit?sandbox_id={box.id}")["entries"]
+        return [r for r in records if r["action"] == "api_key_refused" and r["detail"]["port"] == 8123]
+
+    wait_for(told, "the audit log tells of it")
+
+
+def test_the_api_key_does_not_reach_the_agent(server, shared_box):
+    """E2B's clients may send it along: it is taken out, and the request is served."""
+    token = shared_box.made["access_token"]
+    assert ask(server, shared_box, "/metrics", port=49983, **{"X-Access-Token": token, "X-API-Key": server.key})[0] == 200
+    assert ask(server, shared_box, f"/metrics?k={server.key}", port=49983, **{"X-Access-Token": token})[0] == 403
+
+
+def plain(server, box, path="/", port=8000, method="GET", **headers):
+    """Without the token."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    try:
+        connection.request(method, path, headers={"Host": f"{port}-{box.id}.localhost:{server.port}", **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.read(), dict(answer.getheaders())
+    finally:
+        connection.close()
+
+
+def test_a_port_was_open_to_all_who_know_the_id(server, web, make):
+    for headers in ({}, {"E2B-Traffic-Access-Token": "guess"}, {"E2B-Traffic-Access-Token": make().made["traffic_token"]},
+                    {"X-Access-Token": web.made["access_token"]}, {"E2B-Traffic-Access-Token": web.made["access_token"]}):
+        status, body, _ = plain(server, web, **headers)
+        assert status == 403, (headers, body)
+        assert json.loads(body)["sandboxId"] == web.id
+    status, body, _ = plain(server, web, Connection="Upgrade", Upgrade="echo")
+    assert status == 403
+    status, body, headers = plain(server, web, Accept="text/html")
+    assert status == 403 and b"<html" in body and b"sandkeep url" in body
+    assert plain(server, web, **token_of(web))[:2] == (200, b"you asked /")
+
+
+def test_the_token_of_a_port_opens_the_port_alone(server, web):
+    token = web.made["traffic_token"]
+    assert agent(server, web, "/metrics", token)[0] == 401
+    assert server.request("GET", "/v1/sandboxes", headers={"X-API-Key": token})[0] == 401
+    seen = ask(server, web, "/headers")[1].decode()
+    assert token not in seen and "traffic" not in seen.lower()
+
+
+def test_a_link_opens_a_session_in_a_browser(server, web):
+    token = web.made["traffic_token"]
+    status, _, headers = plain(server, web, f"/x?a=b&sandkeep_token={token}")
+    assert status == 303 and headers["location"] == "/x?a=b"
+    cookie = headers["set-cookie"].split(";")[0]
+    assert "HttpOnly" in headers["set-cookie"]
+    assert plain(server, web, "/x?a=b", Cookie=f"own=1; {cookie}")[:2] == (200, b"you asked /x?a=b")
+    seen = plain(server, web, "/headers", Cookie=f"own=1; {cookie}")[1].decode()
+    assert token not in seen and "own=1" in seen
+    # A page of another sandbox rides on the session of the browser.
+    assert plain(server, web, Cookie=cookie, Origin="http://8000-i0000.localhost")[0] == 403
+    assert plain(server, web, f"/x?sandkeep_token={token[:-1]}x")[0] == 403
+
+
+def test_a_private_port_does_not_wake_its_sandbox_for_strangers(server, make):
+    box = make(auto_resume=True, timeout_seconds=None)
+    server.json("POST", f"{box.path}/pause")
+    assert plain(server, box)[0] == 403
+    assert box.info()["state"] == "paused"
+    assert ask(server, box, "/", port=8000)[0] == 502
+    assert box.info()["state"] == "running"
+
+
+def test_ports_are_public_for_those_who_ask_for_it(server, make):
+    box = make(ports="public")
+    assert "traffic_token" not in box.made
+    assert plain(server, box)[0] == 502
+    forks = server.json("POST", f"{box.path}/fork", {"count": 1})
+    fork = forks["forks"][0]["sandbox"]
+    assert server.json("GET", f"/v1/sandboxes/{fork['id']}")["ports"] == "public"
+    private = server.json("POST", "/v2/sandboxes", {"templateID": "base", "network": {"allowPublicTraffic": False}})
+    assert private["trafficAccessToken"]
+    usual = server.json("POST", "/v2/sandboxes", {"templateID": "base"})
+    assert usual["trafficAccessToken"] is None
+
+
 def test_upgrades_pass(server, web):
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(
-            f"GET /ws HTTP/1.1\r\nHost: 8000-{web.id}.localhost\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n".encode()
+            f"GET /ws HTTP/1.1\r\nHost: 8000-{web.id}.localhost\r\n{KEY_LINE.format(**web.made)}Connection: Upgrade\r\nUpgrade: echo\r\n\r\n".encode()
         )
         got = b""
         while b"\r\n\r\n" not in got:
@@ -104,7 +212,7 @@ def test_a_closed_port_is_502_with_words(server, web):
 
 
 def test_an_unknown_box_is_502_with_words(server, web):
-    ghost = type("Ghost", (), {"id": "i00000000000000000000"})
+    ghost = type("Ghost", (), {"id": "i00000000000000000000", "made": {}})
     status, body, _ = ask(server, ghost, "/")
     assert status == 502
     assert "was not found" in json.loads(body)["message"]
@@ -213,7 +321,7 @@ def test_clients_that_vanish_leave_no_descriptor(server, web):
     before = descriptors()
     for _ in range(50):
         connection = socket.create_connection(("127.0.0.1", server.port))
-        connection.sendall(f"GET /slow HTTP/1.1\r\nHost: 8000-{web.id}.localhost\r\n\r\n".encode())
+        connection.sendall(f"GET /slow HTTP/1.1\r\nHost: 8000-{web.id}.localhost\r\n{KEY_LINE.format(**web.made)}\r\n".encode())
         connection.recv(10)
         connection.close()
     wait_for(lambda: descriptors() <= before + 20, "the server lets go")

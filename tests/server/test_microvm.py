@@ -262,12 +262,13 @@ def test_the_worst_is_undone(server):
 def test_nobody_wants_it_so_it_rests_and_wakes_for_whoever_calls(server):
     with machine(server, timeout_seconds=None, idle_seconds=1, auto_resume=True) as box:
         start_counter(box)
+        to_port = box.port_headers(COUNTER_PORT)
         for ask in ("api", "port"):
             wait_for(lambda: server.json("GET", "/v1/sandboxes?state=paused")["sandboxes"], "it rests", 180)
             if ask == "api":
                 assert box.root(ASK_COUNTER, http_timeout=300).out == "2"
             else:
-                headers = {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": str(COUNTER_PORT)}
+                headers = {**to_port, "X-API-Key": ""}
                 status, _, body = server.request("GET", "/", headers=headers, timeout=300)
                 assert (status, body) == (200, b"3"), (status, body)
 

@@ -79,8 +79,10 @@ def test_every_kind_of_call_wakes_and_they_wake_once(server, make):
     wait_for(lambda: box.exec("curl -sf http://127.0.0.1:8000/note").ok, "it serves")
     assert pause(box)["pause"]["mode"] == "disk"
 
+    to_port = box.port_headers(8000)
+
     def by_port():
-        status, _, body = server.request("GET", "/note", headers={"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": "8000"})
+        status, _, body = server.request("GET", "/note", headers={**to_port, "X-API-Key": ""})
         return status == 200 and body == b"kept"
 
     def by_agent():

@@ -8,7 +8,7 @@ use sandkeep_model::{CreateSandbox, Error, Expiry, GoneReason, Result, Sandbox};
 use tokio::sync::oneshot;
 
 /// Ten years: longer than any box, short enough for every calendar.
-const MAX_TIMEOUT_SECONDS: u64 = 10 * 365 * 24 * 3600;
+pub(crate) const MAX_TIMEOUT_SECONDS: u64 = 10 * 365 * 24 * 3600;
 
 /// Makes a box. The work goes on when the client is gone, because a box half made is worse
 /// than one too many; but a box nobody was told of is ended again, unless the client can

@@ -130,6 +130,51 @@ pub(crate) async fn read_body(body: Body, limit: usize) -> Result<Bytes> {
 
 /// Parses JSON; the error names the field by its path.
 pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    let error = match parse_exact(bytes) {
+        Ok(value) => return Ok(value),
+        Err(error) => error,
+    };
+    // For JSON Schema and for many clients 14.0 is an integer, for serde it is not.
+    if !error.message.contains("floating point") {
+        return Err(error);
+    }
+    let mut value: serde_json::Value = parse_exact_value(bytes)?;
+    if !whole_numbers(&mut value) {
+        return Err(error);
+    }
+    parse_exact(value.to_string().as_bytes())
+}
+
+fn parse_exact_value(bytes: &[u8]) -> Result<serde_json::Value> {
+    serde_json::from_slice(bytes).map_err(|error| unfit(".", &error))
+}
+
+/// Turns numbers like 14.0 into integers; `false` when there are none.
+fn whole_numbers(value: &mut serde_json::Value) -> bool {
+    use serde_json::Value;
+    match value {
+        Value::Number(number) => {
+            // Beyond it a float does not tell one integer from the next.
+            const EXACT: f64 = 9_007_199_254_740_992.0;
+            let whole = number
+                .as_f64()
+                .filter(|f| number.is_f64() && f.fract() == 0.0 && f.abs() <= EXACT);
+            let Some(whole) = whole else { return false };
+            #[expect(clippy::cast_possible_truncation, reason = "whole and within 2^53")]
+            let whole = whole as i64;
+            *value = whole.into();
+            true
+        }
+        // No short cut: every number counts.
+        Value::Array(list) => list.iter_mut().fold(false, |any, v| whole_numbers(v) | any),
+        Value::Object(map) => map
+            .values_mut()
+            .fold(false, |any, v| whole_numbers(v) | any),
+        _ => false,
+    }
+}
+
+fn parse_exact<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(Error::invalid("body", "the body is empty").hint("send a JSON object"));
     }
@@ -285,6 +330,19 @@ mod tests {
         assert_eq!(field_of("null"), "body");
         assert_eq!(field_of(""), "body");
         assert_eq!(field_of(r#"{"inner":{"count":1}} trailing"#), "body");
+    }
+
+    #[test]
+    fn a_whole_number_may_have_a_fraction_of_zero() {
+        assert!(parse_json::<Outer>(br#"{"inner":{"count":14.0}}"#).is_ok());
+        assert!(parse_json::<Outer>(br#"{"inner":{"count":1.4e1}}"#).is_ok());
+        for bad in ["14.5", "-1.0", "1e300", "4294967296.0"] {
+            assert_eq!(
+                field_of(&format!(r#"{{"inner":{{"count":{bad}}}}}"#)),
+                "inner.count",
+                "{bad}"
+            );
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod access_log;
 mod agent;
 mod auth;
+mod bounds;
 mod caller;
 mod create;
 mod e2b;

@@ -11,7 +11,9 @@ use utoipa::{
     },
 };
 
-use crate::{error::ErrorBody, v1};
+use sandkeep_model::Limits;
+
+use crate::{bounds, error::ErrorBody, v1};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -103,6 +105,13 @@ pub fn document() -> openapi::OpenApi {
             }
         }
     }
+    document
+}
+
+/// The document as it is served: with the bounds of this server.
+pub(crate) fn described(most: &Limits) -> serde_json::Value {
+    let mut document = serde_json::to_value(document()).unwrap_or_default();
+    bounds::add(&mut document, most);
     document
 }
 

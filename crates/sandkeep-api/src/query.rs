@@ -57,6 +57,16 @@ impl Query {
         Ok(Self { pairs })
     }
 
+    /// A parameter without a value is a mistake, but for metadata, whose values may be empty.
+    fn refuse_empty(&self) -> Result<()> {
+        let empty = |(name, value): &&(String, String)| value.is_empty() && !name.ends_with(']');
+        match self.pairs.iter().find(empty) {
+            Some((name, _)) => Err(Error::invalid(name, format!("{} is empty", shown(name)))
+                .hint("give it a value, or leave it out")),
+            None => Ok(()),
+        }
+    }
+
     /// The value of `name`. Given twice it is refused: nobody can know which one is meant.
     pub(crate) fn take(&mut self, name: &str) -> Result<Option<String>> {
         let mut found = None;
@@ -155,7 +165,9 @@ pub(crate) struct NativeQuery(pub Query);
 impl<S: Sync> FromRequestParts<S> for NativeQuery {
     type Rejection = NativeError;
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NativeError> {
-        Ok(Self(Query::parse(parts.uri.query().unwrap_or_default())?))
+        let query = Query::parse(parts.uri.query().unwrap_or_default())?;
+        query.refuse_empty()?;
+        Ok(Self(query))
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
 pub fn router(state: ApiState) -> Router {
     let state: Shared = Arc::new(state);
     let deadline = from_fn_with_state(Arc::clone(&state), in_time);
-    let document = openapi::document();
+    let document = openapi::described(state.keeper.most_limits());
     let quick = v1::quick()
         .split_for_parts()
         .0

@@ -182,6 +182,11 @@ pub enum Action {
         reason: Text,
         event: i64,
     },
+    /// The server's API key came in a request for a port of a sandbox, and was not passed on.
+    ApiKeyRefused {
+        port: u16,
+        event: i64,
+    },
     SnapshotTaken {
         snapshot: Text,
     },
@@ -207,7 +212,7 @@ pub enum Action {
 
 impl Action {
     /// All names, for those who write filters.
-    pub const NAMES: [&'static str; 20] = [
+    pub const NAMES: [&'static str; 21] = [
         "connection_opened",
         "connection_allowed",
         "connection_denied",
@@ -224,6 +229,7 @@ impl Action {
         "profile_removed",
         "sandbox_created",
         "sandbox_killed",
+        "api_key_refused",
         "snapshot_taken",
         "point_imported",
         "log_repaired",
@@ -235,7 +241,8 @@ impl Action {
         match self {
             Self::PolicyChanged { event, .. }
             | Self::SandboxCreated { event, .. }
-            | Self::SandboxKilled { event, .. } => Some(*event),
+            | Self::SandboxKilled { event, .. }
+            | Self::ApiKeyRefused { event, .. } => Some(*event),
             _ => None,
         }
     }
@@ -259,6 +266,7 @@ impl Action {
             Self::ProfileRemoved { .. } => "profile_removed",
             Self::SandboxCreated { .. } => "sandbox_created",
             Self::SandboxKilled { .. } => "sandbox_killed",
+            Self::ApiKeyRefused { .. } => "api_key_refused",
             Self::SnapshotTaken { .. } => "snapshot_taken",
             Self::PointImported { .. } => "point_imported",
             Self::LogRepaired { .. } => "log_repaired",

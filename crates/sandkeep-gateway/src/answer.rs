@@ -48,7 +48,7 @@ pub(crate) fn unreachable(target: &Target, asked: &HeaderMap, failure: Failure) 
         Failure::Broken => BROKEN,
     };
     if is_browser(asked) {
-        return page(target, message);
+        return page(StatusCode::BAD_GATEWAY, target, message);
     }
     let body = Unreachable {
         sandbox_id: &target.sandbox,
@@ -68,6 +68,20 @@ struct Refusal<'a> {
 pub(crate) fn refused(status: StatusCode, message: &str) -> Response<Body> {
     let code = status.as_u16();
     json(status, &Refusal { code, message })
+}
+
+/// A private port was asked for without its token. E2B's clients know the shape.
+pub(crate) fn private(target: &Target, asked: &HeaderMap, message: &str) -> Response<Body> {
+    if is_browser(asked) {
+        return page(StatusCode::FORBIDDEN, target, message);
+    }
+    let body = Unreachable {
+        sandbox_id: &target.sandbox,
+        message,
+        port: Some(target.port),
+        code: StatusCode::FORBIDDEN.as_u16(),
+    };
+    json(StatusCode::FORBIDDEN, &body)
 }
 
 pub(crate) fn bad_target(bad: BadTarget) -> Response<Body> {
@@ -123,15 +137,16 @@ fn is_browser(asked: &HeaderMap) -> bool {
 }
 
 /// Nothing in it needs escaping: an id is `[a-z0-9]`, the rest is ours.
-fn page(target: &Target, message: &str) -> Response<Body> {
+fn page(status: StatusCode, target: &Target, message: &str) -> Response<Body> {
     let Target { sandbox, port } = target;
+    let code = status.as_u16();
     let body = format!(
-        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>502</title>\n\
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{code}</title>\n\
          <body style=\"font-family:sans-serif;margin:4em auto;max-width:40em\">\n\
          <h1>{message}</h1>\n<p>Sandbox <code>{sandbox}</code>, port <code>{port}</code>.</p>\n\
          </body></html>\n"
     );
-    made(StatusCode::BAD_GATEWAY, "text/html; charset=utf-8", body)
+    made(status, "text/html; charset=utf-8", body)
 }
 
 #[cfg(test)]

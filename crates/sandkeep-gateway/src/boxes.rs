@@ -1,7 +1,7 @@
 use sandkeep_agent_api::process::StartRequest;
 use sandkeep_agent_client::BoxError;
 use sandkeep_keeper::{Command, Counts, Hold, Keeper};
-use sandkeep_model::{Result, SandboxId, Secret};
+use sandkeep_model::{PortAccess, Result, SandboxId, Secret};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// What the gateway needs to know of boxes; the keeper knows it.
@@ -34,6 +34,12 @@ pub trait Boxes: Clone + Send + Sync + 'static {
     fn access_token(&self, id: &SandboxId) -> Option<Secret>;
 
     fn live_tokens(&self) -> Vec<(SandboxId, Secret)>;
+
+    /// `None`: there is no such sandbox, or a request does not wake it.
+    fn port_access(&self, id: &SandboxId) -> Option<PortAccess>;
+
+    /// To be called when a request for `port` carried the server's API key.
+    fn note_api_key_refused(&self, id: &SandboxId, port: u16) -> impl Future<Output = ()> + Send;
 }
 
 impl Boxes for Keeper {
@@ -69,6 +75,14 @@ impl Boxes for Keeper {
 
     fn live_tokens(&self) -> Vec<(SandboxId, Secret)> {
         Self::live_tokens(self)
+    }
+
+    fn port_access(&self, id: &SandboxId) -> Option<PortAccess> {
+        Self::port_access(self, id)
+    }
+
+    async fn note_api_key_refused(&self, id: &SandboxId, port: u16) {
+        Self::note_api_key_refused(self, id, port).await;
     }
 }
 

@@ -11,14 +11,16 @@ use http_body_util::{BodyExt, Limited};
 use sandkeep_agent_api::ENVD_PORT;
 use sandkeep_agent_client::BoxError;
 use sandkeep_keeper::Keeper;
-use sandkeep_model::{Code, Error, SandboxId};
+use sandkeep_model::{Code, Error, PortAccess, SandboxId, traffic_token};
 
 use crate::{
     Body, Boxes, GatewayConfig, Route, Target,
     access::{Door, TOKEN_HEADER, check, door},
     answer::{self, Failure},
+    api_key,
     headers::{Asked, wanted_upgrade},
     pool::Pool,
+    port_lock::{self, Entry},
     signature::{FileQuery, Operation},
     target, to_agent, to_port,
 };
@@ -119,6 +121,9 @@ impl<K: Boxes> Gateway<K> {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        if let Some(refused) = self.without_api_key(&target, &mut request).await {
+            return refused;
+        }
         let upgrade = wanted_upgrade(request.headers()).map(|_| hyper::upgrade::on(&mut request));
         let (mut parts, body) = request.into_parts();
         let body = match self.bounded(body) {
@@ -151,6 +156,10 @@ impl<K: Boxes> Gateway<K> {
                 let what = "tunnels from outside are not offered";
                 return answer::refused(StatusCode::METHOD_NOT_ALLOWED, what);
             }
+            // Before it is woken: who may not reach it does not wake it either.
+            if let Some(answer) = self.locked(&id, &target, &parts) {
+                return answer;
+            }
             if let Err(error) = self.awake(&id).await {
                 return failed(to_agent::failure(&error));
             }
@@ -164,6 +173,43 @@ impl<K: Boxes> Gateway<K> {
             to_port::forward(&self.boxes, &self.pool, to, parts, body, &asked, upgrade).await
         };
         carried.unwrap_or_else(failed)
+    }
+
+    /// The server's own key goes to no sandbox. Clients of E2B send theirs along to the agent, for
+    /// which it is taken out; a program gets nothing of a request that carries it, because its
+    /// sender should learn of the mistake.
+    async fn without_api_key<B>(
+        &self,
+        target: &Target,
+        request: &mut Request<B>,
+    ) -> Option<Response<Body>> {
+        let key = self.config.api_key.as_ref()?;
+        let stripped = api_key::strip(request.headers_mut(), key);
+        let in_address = api_key::in_address(request.uri(), key);
+        if !in_address && (!stripped || target.port == ENVD_PORT) {
+            return None;
+        }
+        if let Ok(id) = target.sandbox.parse::<SandboxId>() {
+            self.boxes.note_api_key_refused(&id, target.port).await;
+        }
+        let what = "the request carries the server's API key, which must not reach a sandbox: \
+                    leave out X-API-Key and Authorization, and send the sandbox's own token";
+        Some(answer::refused(StatusCode::FORBIDDEN, what))
+    }
+
+    /// The answer to a request that may not reach its port.
+    fn locked(&self, id: &SandboxId, target: &Target, parts: &Parts) -> Option<Response<Body>> {
+        // A sandbox that is not there is told by whoever wakes it.
+        if self.boxes.port_access(id)? == PortAccess::Public {
+            return None;
+        }
+        let token = traffic_token(&self.boxes.access_token(id)?);
+        match port_lock::entry(parts, &token, self.config.scheme) {
+            Entry::Granted => None,
+            Entry::Redirect(answer) => Some(*answer),
+            Entry::Preflight => Some(answer::preflight()),
+            Entry::Refused(why) => Some(answer::private(target, &parts.headers, why)),
+        }
     }
 
     /// Waking takes as long as the memory of a box is large, but not for ever.

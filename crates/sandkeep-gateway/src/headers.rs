@@ -8,7 +8,7 @@ use http::{
 };
 use sandkeep_model::Secret;
 
-use crate::access::TOKEN_HEADER;
+use crate::{access::TOKEN_HEADER, port_lock};
 
 /// They are about one connection, not about the request.
 const HOP_BY_HOP: [&str; 9] = [
@@ -87,6 +87,7 @@ pub(crate) fn for_port(headers: &mut HeaderMap, asked: &Asked<'_>, token: Option
     let upgrade = wanted_upgrade(headers);
     drop_hop_by_hop(headers);
     drop_origin_and_routing(headers);
+    port_lock::strip(headers);
     // A program may use a header of this name for itself; only ours must not get in.
     let ours = |value: &HeaderValue| token.is_some_and(|token| token.matches(value.as_bytes()));
     if headers.get_all(TOKEN_HEADER).iter().any(ours) {

@@ -7,6 +7,7 @@
 
 mod access;
 mod answer;
+mod api_key;
 mod body;
 mod boxes;
 mod command;
@@ -14,6 +15,7 @@ mod config;
 mod gateway;
 mod headers;
 mod pool;
+mod port_lock;
 mod signature;
 mod target;
 mod to_agent;

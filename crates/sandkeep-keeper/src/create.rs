@@ -12,8 +12,8 @@ use sandkeep_agent_api::host::InitRequest;
 use sandkeep_agent_client::Agent;
 use sandkeep_model::{
     BoxDefaults, BoxTime, Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish,
-    Limits, OnTimeout, Point, PointId, PointPolicy, Result, Sandbox, SandboxId, Secret, State,
-    TemplateName, Timestamp, check_env, check_metadata,
+    Limits, OnTimeout, Point, PointId, PointPolicy, PortAccess, Result, Sandbox, SandboxId, Secret,
+    State, TemplateName, Timestamp, check_env, check_metadata,
 };
 use sandkeep_store::{Idempotency, NewBox};
 use sandkeep_vault::{Disk, TemplateInfo};
@@ -270,6 +270,7 @@ impl Core {
         let sandbox = Sandbox {
             end_at: self.first_end(now, request.expiry)?,
             on_timeout: request.on_timeout,
+            ports: request.ports,
             env: request.env.clone(),
             metadata: request.metadata.clone(),
             identity: request.identity.clone(),
@@ -585,6 +586,7 @@ pub fn blank(template: &TemplateName, ward: &dyn Ward, limits: Limits, now: Time
         env: std::collections::BTreeMap::new(),
         metadata: std::collections::BTreeMap::new(),
         identity: Identity::default(),
+        ports: PortAccess::default(),
         access_token: Secret::random(),
         gone: None,
         gone_at: None,

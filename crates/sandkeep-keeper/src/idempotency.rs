@@ -5,7 +5,9 @@ use std::{
     sync::Mutex,
 };
 
-use sandkeep_model::{CreateSandbox, Error, Expiry, OnTimeout, Result, Sandbox, State, TimeWish};
+use sandkeep_model::{
+    CreateSandbox, Error, Expiry, OnTimeout, PortAccess, Result, Sandbox, State, TimeWish,
+};
 use sandkeep_store::Idempotency;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -110,6 +112,10 @@ pub fn given(request: &CreateSandbox, network: &EgressWish) -> Result<Option<Ide
         }
         if !request.identity.is_empty() {
             list.push(serde_json::json!({ "identity": request.identity }));
+        }
+        // Not for what every key of an earlier version meant.
+        if request.ports == PortAccess::Private {
+            list.push(serde_json::json!({ "ports": request.ports }));
         }
         // Only when it says something: keys of an earlier version keep their meaning.
         if request.time != TimeWish::default() {

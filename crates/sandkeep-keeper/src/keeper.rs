@@ -5,8 +5,9 @@ use std::{
 
 use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
-    CreateSandbox, Error, Event, Expiry, GoneReason, Isolation, ListFilter, Page, Result, Sample,
-    Sandbox, SandboxId, Secret, State, Template, TemplateName, Timestamp, Usage,
+    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, Isolation, Limits, ListFilter,
+    Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret, State, Template, TemplateName,
+    Timestamp, Usage,
 };
 use sandkeep_store::Store;
 use sandkeep_vault::{ImportLimits, TemplateInfo, Vault};
@@ -305,6 +306,22 @@ impl Keeper {
         self.core.registry.token(id)
     }
 
+    /// Who reaches the ports of a sandbox, from memory: no I/O.
+    pub fn port_access(&self, id: &SandboxId) -> Option<PortAccess> {
+        self.core.registry.port_access(id)
+    }
+
+    /// Writes down that a client sent the server's API key to a sandbox.
+    pub async fn note_api_key_refused(&self, id: &SandboxId, port: u16) {
+        if self.core.registry.owned(id).is_err() {
+            return;
+        }
+        let event = EventKind::ApiKeyRefused { port };
+        if let Err(error) = self.core.store.note(&[(id, event)]).await {
+            tracing::warn!(%id, port, %error, "noting that an API key was refused");
+        }
+    }
+
     /// All running boxes with their tokens, for file signatures that name no box.
     pub fn live_tokens(&self) -> Vec<(SandboxId, Secret)> {
         self.core.registry.tokens()
@@ -318,6 +335,11 @@ impl Keeper {
         to: Option<Timestamp>,
     ) -> Result<Vec<Sample>> {
         self.core.samples(id, from, to).await
+    }
+
+    /// The most any sandbox may ask for.
+    pub fn most_limits(&self) -> &Limits {
+        &self.core.config.limits.most
     }
 
     /// Events after `seq`, oldest first, at most `limit`; optionally of one box.

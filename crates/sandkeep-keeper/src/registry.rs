@@ -8,7 +8,9 @@ use std::{
     },
 };
 
-use sandkeep_model::{Error, GoneReason, Result, Sandbox, SandboxId, Secret, State, Timestamp};
+use sandkeep_model::{
+    Error, GoneReason, PortAccess, Result, Sandbox, SandboxId, Secret, State, Timestamp,
+};
 use sandkeep_ward::Ward;
 use tokio::sync::Notify;
 
@@ -269,6 +271,13 @@ impl Registry {
         let entry = self.find(id)?;
         let face = read(&entry.face);
         (!face.pooled && reachable(&face.sandbox)).then(|| face.sandbox.access_token.clone())
+    }
+
+    /// Who reaches the ports of a sandbox that can be reached.
+    pub fn port_access(&self, id: &SandboxId) -> Option<PortAccess> {
+        let entry = self.find(id)?;
+        let face = read(&entry.face);
+        (!face.pooled && reachable(&face.sandbox)).then_some(face.sandbox.ports)
     }
 
     pub fn tokens(&self) -> Vec<(SandboxId, Secret)> {

@@ -245,7 +245,8 @@ fn check_name(name: &str) -> Result<()> {
     }
     if name.parse::<Profile>().is_ok() {
         return Err(
-            Error::invalid("name", format!("the profile \"{name}\" is built in"))
+            Error::conflict(format!("the profile \"{name}\" is built in"))
+                .field("name")
                 .hint("choose another name for your own"),
         );
     }

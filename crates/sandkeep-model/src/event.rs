@@ -92,6 +92,10 @@ pub enum EventKind {
     },
     /// There is room again, and it goes on.
     StorageBack,
+    /// A client sent the server's API key to this port of the sandbox; the request was refused.
+    ApiKeyRefused {
+        port: u16,
+    },
 }
 
 impl EventKind {
@@ -112,6 +116,7 @@ impl EventKind {
             Self::EgressDenied { .. } => "egress_denied",
             Self::StorageLow { .. } => "storage_low",
             Self::StorageBack => "storage_back",
+            Self::ApiKeyRefused { .. } => "api_key_refused",
         }
     }
 }

@@ -39,7 +39,9 @@ pub use recipe::{
     BoxDefaults, BuildId, Built, ColdLevel, LONGEST_READY, Ready, ReadyCheck, Recipe, Step,
     build_not_found, check_files_key,
 };
-pub use sandbox::{CreateSandbox, ENVD_VERSION, Expiry, OnTimeout, Sandbox, Template};
+pub use sandbox::{
+    CreateSandbox, ENVD_VERSION, Expiry, OnTimeout, PortAccess, Sandbox, Template, traffic_token,
+};
 pub use secret::Secret;
 pub use secret_name::SecretName;
 pub use server_key::ServerKey;

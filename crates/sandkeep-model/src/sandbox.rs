@@ -21,6 +21,38 @@ pub enum OnTimeout {
     Pause,
 }
 
+/// Who reaches the ports of a sandbox through the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PortAccess {
+    /// Requests that carry the sandbox's traffic token.
+    #[default]
+    Private,
+    /// Every request that reaches the gateway.
+    Public,
+}
+
+impl PortAccess {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Private => "private",
+            Self::Public => "public",
+        }
+    }
+}
+
+impl std::str::FromStr for PortAccess {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "private" => Ok(Self::Private),
+            "public" => Ok(Self::Public),
+            other => Err(format!("{other:?} is neither private nor public")),
+        }
+    }
+}
+
 /// How long a box lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expiry {
@@ -39,6 +71,7 @@ pub struct CreateSandbox {
     pub on_timeout: OnTimeout,
     pub env: BTreeMap<String, String>,
     pub metadata: BTreeMap<String, String>,
+    pub ports: PortAccess,
     /// Who it is to be, for its tokens.
     pub identity: Identity,
     /// Pausing, waking, and the point it is made from.
@@ -65,6 +98,7 @@ pub struct Sandbox {
     pub on_timeout: OnTimeout,
     pub env: BTreeMap<String, String>,
     pub metadata: BTreeMap<String, String>,
+    pub ports: PortAccess,
     pub identity: Identity,
     /// What a client of the box's envd must show. Never enters the box.
     pub access_token: Secret,
@@ -73,6 +107,19 @@ pub struct Sandbox {
     pub oom_kills: u64,
     /// Pauses, and where in time it is.
     pub time: BoxTime,
+}
+
+/// What opens the ports of a sandbox with this access token, and nothing else: the access token
+/// opens its agent too, so clients of a port get one that is derived from it and does not lead back.
+pub fn traffic_token(access_token: &Secret) -> Secret {
+    access_token.derive("sandkeep traffic token")
+}
+
+impl Sandbox {
+    /// What a client of its ports must show; `None`: nothing.
+    pub fn traffic_token(&self) -> Option<Secret> {
+        (self.ports == PortAccess::Private).then(|| traffic_token(&self.access_token))
+    }
 }
 
 /// What boxes are made from.

@@ -1,5 +1,7 @@
 //! Values that must not be seen.
 
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use sha2::{Digest, Sha256};
 use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
@@ -21,6 +23,18 @@ impl Secret {
 
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// Another secret for one purpose, the same every time; it does not lead back to this one.
+    /// Only for secrets that cannot be guessed, as [`Secret::random`] makes them.
+    #[must_use]
+    pub fn derive(&self, purpose: &str) -> Self {
+        let digest = Sha256::new()
+            .chain_update(purpose)
+            .chain_update([0])
+            .chain_update(self.expose())
+            .finalize();
+        Self::new(URL_SAFE_NO_PAD.encode(digest))
     }
 
     /// Whether `given` is this secret, without telling by the time it takes.
@@ -57,5 +71,14 @@ mod tests {
         assert!(secret.matches(b"hunter2"));
         assert!(!secret.matches(b"hunter"));
         assert_ne!(Secret::random(), Secret::random());
+    }
+
+    #[test]
+    fn derived_ones_differ_by_purpose_and_stay_the_same() {
+        let secret = Secret::new("hunter2");
+        assert_eq!(secret.derive("a"), Secret::new("hunter2").derive("a"));
+        assert_ne!(secret.derive("a"), secret.derive("b"));
+        assert_ne!(secret.derive("a"), Secret::new("hunter3").derive("a"));
+        assert_eq!(secret.derive("a").expose().len(), 43);
     }
 }

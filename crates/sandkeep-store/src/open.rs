@@ -170,6 +170,7 @@ fn migrations() -> Migrator {
             "auto points",
             include_str!("../migrations/0011_auto_points.sql"),
         ),
+        one(12, "ports", include_str!("../migrations/0012_ports.sql")),
     ])
 }
 

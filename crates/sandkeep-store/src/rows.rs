@@ -1,8 +1,8 @@
 //! Rows as Rust values, and back.
 
 use sandkeep_model::{
-    BoxTime, Error, Event, EventKind, Identity, Limits, OnTimeout, Result, Sandbox, SandboxId,
-    Secret, State, Timestamp,
+    BoxTime, Error, Event, EventKind, Identity, Limits, OnTimeout, PortAccess, Result, Sandbox,
+    SandboxId, Secret, State, Timestamp,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{Row, sqlite::SqliteRow};
@@ -48,6 +48,7 @@ pub struct Claim<'a> {
     pub on_timeout: OnTimeout,
     pub env: &'a BTreeMap<String, String>,
     pub metadata: &'a BTreeMap<String, String>,
+    pub ports: PortAccess,
     pub identity: &'a Identity,
     pub time: &'a BoxTime,
     pub access_token: &'a Secret,
@@ -59,7 +60,7 @@ pub struct Claim<'a> {
 
 /// The columns [`record`] reads, in one place.
 pub const COLUMNS: &str = "id, template, isolation, limits, state, pooled, created_at, started_at, \
-     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward, network, identity, time";
+     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward, network, identity, time, ports";
 
 pub fn json(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value)
@@ -172,6 +173,10 @@ pub fn record(row: &SqliteRow) -> Result<Record> {
         on_timeout,
         env: reading.json("env")?,
         metadata: reading.json("metadata")?,
+        // Ports of sandboxes from before there was a choice were open.
+        ports: reading
+            .parse_or_none("ports")?
+            .unwrap_or(PortAccess::Public),
         identity: reading.json_or_none("identity")?.unwrap_or_default(),
         access_token: Secret::new(reading.get::<&str>("access_token")?),
         gone: reading.json_or_none("gone")?,

@@ -24,6 +24,7 @@ fn sandbox() -> Sandbox {
         env: BTreeMap::new(),
         metadata: BTreeMap::new(),
         identity: Identity::default(),
+        ports: sandkeep_model::PortAccess::Private,
         access_token: Secret::random(),
         gone: None,
         gone_at: None,

@@ -334,7 +334,7 @@ fn decide_size(state: &Path, image: &Path, wanted: Option<u64>) -> Result<u64> {
 
 /// A pool that an earlier version mounted.
 fn remount(root: &Path) {
-    let done = rustix::mount::mount_remount(root, MountFlags::NOATIME, OPTIONS);
+    let done = mount_remount(root, FLAGS, OPTIONS);
     if let Err(error) = done {
         tracing::warn!(%error, "the pool keeps the mount options of an earlier version");
     }

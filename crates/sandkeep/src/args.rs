@@ -97,6 +97,15 @@ pub enum Command {
         #[arg(value_name = "BOX")]
         sandbox: String,
     },
+    /// Print the address of a port of a sandbox; of a private port with the token that opens it
+    Url {
+        /// ID of the sandbox, or the beginning of it
+        #[arg(value_name = "SANDBOX")]
+        sandbox: String,
+        /// The port a program in the sandbox listens on
+        #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+        port: u16,
+    },
     /// Run a command in a box that runs
     #[command(after_help = EXEC_EXAMPLES)]
     Exec(ExecArgs),
@@ -330,6 +339,9 @@ pub struct BoxArgs {
     /// Labels, for `ls --metadata`
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = pair)]
     pub metadata: Vec<(String, String)>,
+    /// Let everyone who reaches the server reach its ports, without a token
+    #[arg(long)]
+    pub public_ports: bool,
     /// Cores it may use, for example 0.5 or 2
     #[arg(long, value_name = "CORES", value_parser = cores)]
     pub cpu: Option<u32>,

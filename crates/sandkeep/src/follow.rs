@@ -118,6 +118,13 @@ async fn entry(keeper: &Keeper, event: &Event) -> Option<Entry> {
             };
             (by, action)
         }
+        EventKind::ApiKeyRefused { port } => {
+            let action = Action::ApiKeyRefused {
+                port: *port,
+                event: seq,
+            };
+            (&None, action)
+        }
         _ => return None,
     };
     Some(Entry {

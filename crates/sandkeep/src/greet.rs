@@ -1,6 +1,9 @@
 //! What a person sees when the server is ready.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+};
 
 use sandkeep_model::Secret;
 
@@ -24,10 +27,31 @@ pub fn program() -> String {
     }
 }
 
+/// How the greeting names the API key.
+#[derive(Debug)]
+pub enum KeyShown<'a> {
+    /// On a terminal: a person reads it and it is gone.
+    Text(&'a Secret),
+    /// Elsewhere it would stay in a log: only what prints it is named.
+    File(&'a Path),
+    /// It came from the environment of the server.
+    Environment,
+}
+
+impl KeyShown<'_> {
+    fn in_shell(&self) -> String {
+        match self {
+            Self::Text(key) => key.expose().to_owned(),
+            Self::File(path) => format!("$(sudo cat {})", path.display()),
+            Self::Environment => "'the SANDKEEP_API_KEY of the server'".to_owned(),
+        }
+    }
+}
+
 /// URL, key and a first example, ready to be pasted.
-pub fn greeting(listen: SocketAddr, key: &Secret, program: &str) -> String {
+pub fn greeting(listen: SocketAddr, key: &KeyShown<'_>, program: &str) -> String {
     let url = local_url(listen);
-    let key = key.expose();
+    let key = key.in_shell();
     format!(
         "
 Sandkeep is ready at {url}
@@ -71,7 +95,7 @@ mod tests {
     fn holds_what_the_example_needs() {
         let text = greeting(
             "127.0.0.1:3000".parse().unwrap(),
-            &Secret::new("e2b_00ff"),
+            &KeyShown::Text(&Secret::new("e2b_00ff")),
             "/opt/sandkeep",
         );
         for piece in [
@@ -84,6 +108,16 @@ mod tests {
         ] {
             assert!(text.contains(piece), "{piece} is missing in:\n{text}");
         }
+    }
+
+    #[test]
+    fn a_log_file_does_not_get_the_key() {
+        let shown = KeyShown::File(Path::new("/state/api-key"));
+        let text = greeting("127.0.0.1:3000".parse().unwrap(), &shown, "sandkeep");
+        assert!(
+            text.contains("SANDKEEP_API_KEY=$(sudo cat /state/api-key)"),
+            "{text}"
+        );
     }
 
     #[test]

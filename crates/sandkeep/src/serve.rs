@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -37,7 +37,8 @@ use crate::{
     config::Config,
     desk::Desk,
     follow::follow,
-    greet, logging,
+    greet::{self, KeyShown},
+    logging,
     network::{
         Parts, Room,
         audit::Witness,
@@ -129,6 +130,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         keeper.clone(),
         GatewayConfig {
             domain: config.domain.clone(),
+            api_key: Some(key.clone()),
             ..GatewayConfig::default()
         },
     );
@@ -149,7 +151,13 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     if args.greet {
         // Nobody may be reading; the server runs all the same.
         let mut stdout = io::stdout().lock();
-        let _ = stdout.write_all(greet::greeting(listen, &key, &greet::program()).as_bytes());
+        let key_file = state.key_file();
+        let shown = match source {
+            _ if stdout.is_terminal() => KeyShown::Text(&key),
+            KeySource::Environment => KeyShown::Environment,
+            KeySource::File | KeySource::JustMade => KeyShown::File(&key_file),
+        };
+        let _ = stdout.write_all(greet::greeting(listen, &shown, &greet::program()).as_bytes());
         let _ = stdout.flush();
     }
 

@@ -57,6 +57,10 @@ impl StateDir {
         &self.path
     }
 
+    pub fn key_file(&self) -> PathBuf {
+        self.path.join(KEY_FILE)
+    }
+
     /// Leaves word where the server of this directory is reached, see [`served_at`].
     pub fn announce(&self, listen: SocketAddr) -> Result<()> {
         // Somebody on this machine reaches "all addresses" by the loopback.

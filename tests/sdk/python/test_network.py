@@ -1,5 +1,9 @@
 """The network options of the SDKs, as far as they need no outside."""
 
+import time
+import urllib.error
+import urllib.request
+
 import pytest
 from e2b import SandboxException
 from flavour import IS_OLD
@@ -49,13 +53,39 @@ def test_names_are_allowed_out_of_a_closed_box(server, make):
     assert attempt(box, "example.net", 443) == "gaierror"
 
 
+def test_ports_of_a_box_can_be_closed(server, make):
+    box = make(network={"allow_public_traffic": False})
+    token = box.traffic_access_token
+    assert token
+    box.commands.run("cd /etc && python3 -m http.server 8123", background=True)
+    to_port = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "8123"}
+
+    def status(headers):
+        try:
+            with urllib.request.urlopen(urllib.request.Request(server.url + "/hostname", headers={**to_port, **headers}), timeout=20) as answer:
+                return answer.status
+        except urllib.error.HTTPError as refused:
+            return refused.code
+
+    with_token = {"E2B-Traffic-Access-Token": token}
+    end = time.monotonic() + 60
+    while status(with_token) != 200:
+        assert time.monotonic() < end, "the program does not listen"
+        time.sleep(0.05)
+    assert status({}) == 403
+    assert status({"E2B-Traffic-Access-Token": "guess"}) == 403
+    again = type(box).connect(box.sandbox_id)
+    assert again.traffic_access_token == token
+    assert make().traffic_access_token is None
+
+
 @pytest.mark.parametrize(
     "network",
     [
         {"allow_out": ["example.org"]},
         {"deny_out": ["example.org"]},
         {"allow_out": ["*.org"], "deny_out": [ALL_TRAFFIC]},
-        {"allow_public_traffic": False},
+        {"mask_request_host": "x"},
     ],
 )
 def test_what_can_not_be_kept_is_refused(sdk, network):

@@ -7,7 +7,7 @@ use axum::extract::State;
 use http::StatusCode;
 use sandkeep_keeper::EgressWish;
 use sandkeep_moat::policy::{E2bNetwork, Policy, Standing};
-use sandkeep_model::{Error, NamedTokens, Result};
+use sandkeep_model::{Error, NamedTokens, PortAccess, Result};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -26,7 +26,12 @@ pub(crate) struct Asked {
     /// `None`: the request says nothing, the operator decides.
     pub policy: Option<Policy>,
     headers: Vec<HostHeader>,
+    /// Who may reach its ports.
+    pub ports: PortAccess,
 }
+
+/// What E2B's clients get who say nothing: their `get_host` knows no token.
+const E2B_PORTS: PortAccess = PortAccess::Public;
 
 impl Asked {
     /// With the values of the headers stored. `tokens` are those the box may name in headers.
@@ -47,8 +52,10 @@ pub(crate) fn asked(
         return Ok(Asked {
             policy: Policy::from_e2b(None, allow_internet_access)?,
             headers: Vec::new(),
+            ports: E2B_PORTS,
         });
     };
+    let mut ports = E2B_PORTS;
     let mut egress = E2bNetwork::default();
     for (name, value) in network {
         let field = format!("network.{name}");
@@ -62,8 +69,18 @@ pub(crate) fn asked(
                 })?);
             }
             "dnsServers" | "httpsPorts" | "egressProxy" if is_empty(value) => {}
-            // Ports of a box are reached through the gateway by whoever knows its id.
-            "allowPublicTraffic" if *value == Value::Bool(true) => {}
+            "allowPublicTraffic" => {
+                ports = match value {
+                    Value::Bool(true) => PortAccess::Public,
+                    Value::Bool(false) => PortAccess::Private,
+                    _ => {
+                        return Err(Error::invalid(
+                            &field,
+                            format!("{field} must be true or false"),
+                        ));
+                    }
+                }
+            }
             _ => {
                 return Err(not_yet(&format!("the network setting `{name}`"))
                     .field(field)
@@ -76,6 +93,7 @@ pub(crate) fn asked(
     Ok(Asked {
         policy: Policy::from_e2b(Some(&egress), allow_internet_access)?,
         headers: transform::headers(egress.rules.unwrap_or_default())?,
+        ports,
     })
 }
 
@@ -177,9 +195,18 @@ mod tests {
     }
 
     #[test]
+    fn ports_are_public_unless_the_request_closes_them() {
+        let of = |network: Value| asked(network.as_object(), None).map(|asked| asked.ports);
+        assert_eq!(asked(None, None).unwrap().ports, PortAccess::Public);
+        assert_eq!(of(json!({})).unwrap(), PortAccess::Public);
+        let closed = of(json!({"allowPublicTraffic": false})).unwrap();
+        assert_eq!(closed, PortAccess::Private);
+        assert!(of(json!({"allowPublicTraffic": "no"})).is_err());
+    }
+
+    #[test]
     fn no_security_setting_is_dropped() {
         for (name, value) in [
-            ("allowPublicTraffic", json!(false)),
             ("maskRequestHost", json!("x")),
             ("httpsPorts", json!([443])),
             ("egressProxy", json!({"address": "p:1"})),

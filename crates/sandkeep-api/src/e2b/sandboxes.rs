@@ -4,7 +4,7 @@ use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode};
 use sandkeep_model::{
     Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish, LimitsWish, OnTimeout,
-    Result, SandboxId, State as BoxState, TimeWish, check_env, check_metadata,
+    PortAccess, Result, SandboxId, State as BoxState, TimeWish, check_env, check_metadata,
 };
 use serde_json::{Value, json};
 
@@ -65,6 +65,7 @@ async fn create_any(
     let template = request.template_id.clone();
     let mut request = CreateSandbox {
         by: Some(caller.0),
+        ports: asked.ports,
         ..checked(request, headers, default_timeout)?
     };
     let wanted = TemplateRef::parse(&template)?;
@@ -112,6 +113,7 @@ fn checked(
         },
         env,
         metadata,
+        ports: PortAccess::default(),
         identity,
         time: TimeWish {
             from_point: None,

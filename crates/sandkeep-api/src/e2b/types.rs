@@ -96,7 +96,9 @@ impl SandboxBody {
             alias: sandbox.template.clone(),
             envd_version: ENVD_VERSION,
             envd_access_token: sandbox.access_token.expose().to_owned(),
-            traffic_access_token: None,
+            traffic_access_token: sandbox
+                .traffic_token()
+                .map(|token| token.expose().to_owned()),
             domain: state.domain.clone(),
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     state::{ApiState, Shared},
 };
 
-const MOST: usize = 1000;
+pub(crate) const MOST: usize = 1000;
 const USUAL: usize = 100;
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -43,15 +43,27 @@ pub(crate) async fn list(
     Ok(Json(AuditPage { entries }))
 }
 
+/// The number of an entry.
+fn number(query: &mut Query, name: &str) -> Result<Option<u64>> {
+    let number = query.parsed::<u64>(name)?;
+    match number {
+        Some(number) if i64::try_from(number).is_err() => Err(Error::invalid(
+            name,
+            format!("{name} is {number}, it must be from 0 to {}", i64::MAX),
+        )),
+        number => Ok(number),
+    }
+}
+
 fn filter(mut query: Query) -> Result<Filter> {
-    let after = query.parsed::<u64>("after")?;
+    let after = number(&mut query, "after")?;
     let filter = Filter {
         order: match after {
             Some(_) => Order::OldestFirst,
             None => Order::NewestFirst,
         },
         after,
-        before: query.parsed("before")?,
+        before: number(&mut query, "before")?,
         sandbox: query.parsed::<SandboxId>("sandbox_id")?,
         action: query.take("kind")?.filter(|kind| !kind.is_empty()),
         limit: Some(query.parsed("limit")?.unwrap_or(USUAL)),

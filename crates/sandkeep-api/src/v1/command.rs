@@ -13,11 +13,11 @@ use serde::{
 use utoipa::ToSchema;
 
 /// A week: whoever wants more can leave the time away.
-const MAX_TIMEOUT_MS: u64 = 7 * 24 * 3600 * 1000;
+pub(crate) const MAX_TIMEOUT_MS: u64 = 7 * 24 * 3600 * 1000;
 /// The kernel's limit for one argument, its end included.
-const MAX_WORD_BYTES: usize = 128 * 1024;
+pub(crate) const MAX_WORD_BYTES: usize = 128 * 1024;
 /// Far more than any screen.
-const MAX_TTY_SIZE: u32 = 4096;
+pub(crate) const MAX_TTY_SIZE: u32 = 4096;
 
 /// Text for a login shell, or a program with its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -32,8 +32,8 @@ use crate::{
 };
 
 /// The kernel's own limit.
-const MAX_PATH_BYTES: usize = 4096;
-const MAX_DEPTH: u32 = 64;
+pub(crate) const MAX_PATH_BYTES: usize = 4096;
+pub(crate) const MAX_DEPTH: u32 = 64;
 /// How long an upload may stand still.
 const UPLOAD_SILENCE: Duration = Duration::from_secs(60);
 

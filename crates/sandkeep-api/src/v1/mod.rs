@@ -23,6 +23,12 @@ mod time;
 mod types;
 mod upload;
 
+/// What [`crate::bounds`] states.
+pub(crate) mod bounds {
+    pub(crate) use super::audit::MOST as MOST_ENTRIES;
+    pub(crate) use super::command::{MAX_TIMEOUT_MS, MAX_TTY_SIZE, MAX_WORD_BYTES};
+    pub(crate) use super::files::{MAX_DEPTH, MAX_PATH_BYTES};
+}
 pub(crate) use builds::take_files;
 pub(crate) use sandboxes::limit;
 

@@ -70,7 +70,10 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
                 .hint("use null for a sandbox without an end"),
         );
     }
-    if request.idle_seconds.is_some() && !request.auto_resume {
+    let auto_resume = request
+        .auto_resume
+        .unwrap_or(request.idle_seconds.is_some());
+    if request.idle_seconds.is_some() && !auto_resume {
         return Err(Error::invalid(
             "idle_seconds",
             "a sandbox that is paused when idle must wake by itself",
@@ -87,10 +90,11 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
         on_timeout: request.on_timeout,
         env: request.env,
         metadata: request.metadata,
+        ports: request.ports,
         identity: request.identity.into(),
         time: TimeWish {
             from_point: None,
-            auto_resume: request.auto_resume,
+            auto_resume,
             pause_files_only: !request.pause_memory,
             idle_seconds: request.idle_seconds,
             points: request.auto_points.map(Into::into),

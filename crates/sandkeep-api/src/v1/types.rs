@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, fmt};
 
 use sandkeep_model::{
-    Expiry, Isolation, IsolationWish, Limits, LimitsWish, OnTimeout, PointId, Result, Sample,
-    Sandbox, SandboxId, State, TemplateName, Timestamp, Usage,
+    Expiry, Isolation, IsolationWish, Limits, LimitsWish, OnTimeout, PointId, PortAccess, Result,
+    Sample, Sandbox, SandboxId, Secret, State, TemplateName, Timestamp, Usage,
 };
 use sandkeep_ward::Acceleration;
 use serde::{
@@ -92,6 +92,11 @@ pub(crate) struct CreateRequest {
     /// Your own words about it; lists can be filtered by them.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
+    /// Who reaches its ports through the gateway: `private` (requests with its traffic token) or
+    /// `public`.
+    #[serde(default)]
+    #[schema(value_type = PortAccessWord, default = "private")]
+    pub ports: PortAccess,
     /// Who it is to be in its tokens.
     #[serde(default, deserialize_with = "object")]
     pub identity: IdentityBody,
@@ -110,10 +115,11 @@ pub(crate) struct CreateRequest {
     #[serde(default)]
     #[schema(value_type = String, default = "kill", example = "pause")]
     pub on_timeout: OnTimeout,
-    /// A request to it while it is paused wakes it.
+    /// A request to it while it is paused wakes it; `true` with `idle_seconds`, else `false`, when
+    /// left out.
     #[serde(default)]
-    pub auto_resume: bool,
-    /// Nobody wants anything of it for so many seconds: it is paused. Needs `auto_resume`.
+    pub auto_resume: Option<bool>,
+    /// It is paused when nothing was asked of it for so many seconds.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub idle_seconds: Option<u64>,
@@ -124,6 +130,15 @@ pub(crate) struct CreateRequest {
     /// When points are made of it by themselves; as the server does for all when left out.
     #[serde(default)]
     pub auto_points: Option<AutoPoints>,
+}
+
+/// [`PortAccess`], for the description.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "only described")]
+pub(crate) enum PortAccessWord {
+    Private,
+    Public,
 }
 
 pub(crate) const fn yes() -> bool {
@@ -201,6 +216,9 @@ pub(crate) struct SandboxView {
     #[schema(value_type = String, example = "kill")]
     pub on_timeout: OnTimeout,
     pub metadata: BTreeMap<String, String>,
+    /// Who reaches its ports: `private` or `public`.
+    #[schema(value_type = PortAccessWord)]
+    pub ports: PortAccess,
     /// A request to it while it is paused wakes it.
     pub auto_resume: bool,
     #[schema(required)]
@@ -227,6 +245,10 @@ pub(crate) struct SandboxView {
     /// What clients of its agent (envd) must show. Only in answers about one sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub access_token: Option<String>,
+    /// What clients of its private ports must show in header `e2b-traffic-access-token`. Only in
+    /// answers about one sandbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traffic_token: Option<String>,
     /// What it uses now. Only in answers about one running sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<UsageView>,
@@ -254,6 +276,7 @@ impl From<Sandbox> for SandboxView {
             end_at: sandbox.end_at,
             on_timeout: sandbox.on_timeout,
             metadata: sandbox.metadata,
+            ports: sandbox.ports,
             auto_resume: sandbox.time.auto_resume,
             idle_seconds: sandbox.time.idle_seconds,
             auto_points: sandbox.time.points.map(Into::into),
@@ -263,6 +286,7 @@ impl From<Sandbox> for SandboxView {
             gone,
             oom_kills: sandbox.oom_kills,
             access_token: None,
+            traffic_token: None,
             usage: None,
         }
     }
@@ -271,10 +295,13 @@ impl From<Sandbox> for SandboxView {
 impl SandboxView {
     /// With the token, as long as it opens anything.
     pub(crate) fn with_token(sandbox: Sandbox) -> Self {
-        let token =
-            (sandbox.state != State::Gone).then(|| sandbox.access_token.expose().to_owned());
+        if sandbox.state == State::Gone {
+            return sandbox.into();
+        }
+        let shown = |token: &Secret| Some(token.expose().to_owned());
         Self {
-            access_token: token,
+            access_token: shown(&sandbox.access_token),
+            traffic_token: sandbox.traffic_token().as_ref().and_then(shown),
             ..sandbox.into()
         }
     }

@@ -17,7 +17,7 @@ use sandkeep_agent_api::process::StartRequest;
 use sandkeep_agent_client::{Agent, Body};
 use sandkeep_gateway::{Boxes, Gateway, GatewayConfig};
 use sandkeep_keeper::{Command, Counts, Hold};
-use sandkeep_model::{Error, Result, SandboxId, Secret};
+use sandkeep_model::{Error, PortAccess, Result, SandboxId, Secret};
 use sandkeep_ward::Channel;
 use tokio::{
     net::{TcpListener, TcpStream, UnixStream},
@@ -101,6 +101,12 @@ impl Boxes for OneBox {
     fn access_token(&self, id: &SandboxId) -> Option<Secret> {
         (*id == self.0.id && !*self.0.ended.borrow()).then(|| Secret::new(TOKEN))
     }
+
+    fn port_access(&self, id: &SandboxId) -> Option<PortAccess> {
+        (*id == self.0.id && !*self.0.ended.borrow()).then_some(PortAccess::Public)
+    }
+
+    async fn note_api_key_refused(&self, _: &SandboxId, _: u16) {}
 
     fn live_tokens(&self) -> Vec<(SandboxId, Secret)> {
         vec![

@@ -72,6 +72,7 @@ impl Core {
                     limits: LimitsWish::default(),
                     expiry,
                     on_timeout: source.on_timeout,
+                    ports: source.ports,
                     env: source.env.clone(),
                     metadata: source.metadata.clone(),
                     time: TimeWish {

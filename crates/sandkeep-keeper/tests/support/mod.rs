@@ -155,6 +155,7 @@ pub fn request() -> CreateSandbox {
         on_timeout: OnTimeout::Kill,
         env: BTreeMap::from([("COLOUR".to_owned(), "blue".to_owned())]),
         metadata: BTreeMap::new(),
+        ports: sandkeep_model::PortAccess::Private,
         identity: sandkeep_model::Identity::default(),
         time: TimeWish::default(),
         idempotency_key: None,

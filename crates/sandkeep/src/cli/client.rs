@@ -80,6 +80,10 @@ impl Client {
         self.base.as_str().trim_end_matches('/')
     }
 
+    pub const fn base(&self) -> &Url {
+        &self.base
+    }
+
     /// A request below the server's address; `path` segments are encoded as needed.
     pub fn request(&self, method: Method, segments: &[&str]) -> Result<RequestBuilder> {
         let mut url = self.base.clone();

@@ -82,9 +82,10 @@ pub async fn inspect(client: &Client, output: Output, sandbox: &str) -> anyhow::
         output.json(&view)?;
         return Ok(0);
     }
-    // The token opens the box; on a screen it has no use.
+    // The tokens open the box; on a screen they have no use.
     if let Some(object) = view.as_object_mut() {
         object.remove("access_token");
+        object.remove("traffic_token");
     }
     for (name, shown) in flat("", &view) {
         output.line(&format!("{name:<18} {}", clean(&shown)))?;

@@ -20,6 +20,7 @@ pub mod template;
 mod terminal;
 mod time;
 mod timeline;
+mod url;
 mod watch;
 
 use std::{
@@ -47,6 +48,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Run(args) => run::run(client, output, args).await,
         Command::Create(args) => run::create(client, output, &args).await,
         Command::Ls(args) => list::ls(client, output, &args).await,
+        Command::Url { sandbox, port } => url::url(client, output, &sandbox, port).await,
         Command::Inspect { sandbox } => list::inspect(client, output, &sandbox).await,
         Command::Exec(args) => exec::exec(client, output, args).await,
         Command::Shell(args) => exec::shell(client, output, args).await,

@@ -146,6 +146,9 @@ fn body(wish: &BoxArgs, timeout: Span) -> Value {
         "env": map(&wish.env),
         "metadata": map(&wish.metadata),
     });
+    if wish.public_ports {
+        body["ports"] = "public".into();
+    }
     if wish.org.is_some() || wish.task.is_some() || !wish.scope.is_empty() {
         body["identity"] = json!({"org": wish.org, "task": wish.task, "scopes": wish.scope});
     }
