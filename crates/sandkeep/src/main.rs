@@ -18,6 +18,7 @@ mod serve;
 mod state;
 mod template_args;
 mod time_args;
+mod verify_args;
 mod worded;
 
 use std::{io, process::ExitCode};
@@ -50,6 +51,10 @@ fn main() -> ExitCode {
     if let Command::Completions { shell } = cli.command {
         clap_complete::generate(shell, &mut Cli::command(), "sandkeep", &mut io::stdout());
         return ExitCode::SUCCESS;
+    }
+    if let Command::Verify(args) = &cli.command {
+        // Before there is a second thread: it makes namespaces for itself.
+        return ExitCode::from(args.run(&cli.global));
     }
     let json = cli.global.json;
     let ended = match tokio::runtime::Builder::new_multi_thread()

@@ -68,6 +68,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Serve(_)
         | Command::Init(_)
         | Command::Doctor(_)
+        | Command::Verify(_)
         | Command::Template(_)
         | Command::Completions { .. } => {
             Err(Error::internal("this command needs no server").into())
