@@ -14,7 +14,7 @@ use crate::{
     server::{Place, Server},
     stop::Stop,
     weakness::Weakness,
-    world::{GOOD, World},
+    world::World,
 };
 
 #[derive(Debug)]
@@ -29,8 +29,9 @@ pub struct Bench {
     pub dir: PathBuf,
     /// What is taken away from sandboxes, in the self-test.
     pub weakness: RefCell<Option<Weakness>>,
-    /// One sandbox of each level for probes that change nothing.
-    shared: RefCell<BTreeMap<Level, Rc<Sandbox>>>,
+    /// Sandboxes for probes that change nothing: one of each level without a network, and one
+    /// with [`one_name`].
+    shared: RefCell<BTreeMap<(Level, bool), Rc<Sandbox>>>,
 }
 
 impl Bench {
@@ -95,20 +96,35 @@ impl Bench {
 
     /// The one for probes that change nothing.
     pub fn shared(&self, level: Level) -> Result<Rc<Sandbox>> {
+        self.one_of(level, false)
+    }
+
+    /// The same, with one name it may reach.
+    pub fn shared_with_a_name(&self, level: Level) -> Result<Rc<Sandbox>> {
+        self.one_of(level, true)
+    }
+
+    fn one_of(&self, level: Level, network: bool) -> Result<Rc<Sandbox>> {
+        let wish = Wish {
+            network: network.then(one_name),
+            ..Wish::default()
+        };
         if self.weakness.borrow().is_some() {
-            return Ok(Rc::new(self.sandbox(level, &Wish::default())?));
+            return Ok(Rc::new(self.sandbox(level, &wish)?));
         }
-        if let Some(found) = self.shared.borrow().get(&level) {
+        if let Some(found) = self.shared.borrow().get(&(level, network)) {
             return Ok(Rc::clone(found));
         }
-        let made = Rc::new(self.sandbox(level, &Wish::default())?);
-        self.shared.borrow_mut().insert(level, Rc::clone(&made));
+        let made = Rc::new(self.sandbox(level, &wish)?);
+        self.shared
+            .borrow_mut()
+            .insert((level, network), Rc::clone(&made));
         Ok(made)
     }
 
-    /// After a check that could not be tested the shared sandbox may be in any state.
+    /// After a check that could not be tested the shared sandboxes may be in any state.
     pub fn forget_shared(&self, level: Level) {
-        self.shared.borrow_mut().remove(&level);
+        self.shared.borrow_mut().retain(|(own, _), _| *own != level);
     }
 
     /// Runs a probe; in the self-test perhaps without what usually surrounds it.
@@ -132,15 +148,11 @@ impl Bench {
 
 /// All that is outside, but for what is private.
 pub fn open_policy() -> Value {
-    json!({"allow": ["198.18.0.0/16", "good.test", "open.test", "narrow.test", "echo.test", "other.test", "evil.test"]})
+    json!({"allow": ["198.18.0.0/16", "good.test", "open.test", "narrow.test", "echo.test", "other.test", "evil.test", "*.evil.test",
+        "rebound.test", "impostor.test"]})
 }
 
 /// What most checks of the network allow: one name, so that the way out is known to work.
 pub fn one_name() -> Value {
     json!({"allow": [{"to": "good.test", "ports": [80, 443]}]})
-}
-
-/// The one address that [`one_name`] leads to.
-pub fn good_address() -> String {
-    GOOD.to_string()
 }

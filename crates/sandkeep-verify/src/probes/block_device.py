@@ -1,12 +1,15 @@
 # A device node with the numbers of a disk of the host, and what can be read through it.
 import stat
 control(os.geteuid() == 0, "the probe is not root")
-os.makedirs("/tmp/nodes", exist_ok=True)
+# Whoever may mount has a place where nodes count.
+attempt("a file system for nodes", lambda: call(165, b"none", b"/mnt", b"tmpfs", 0, ctypes.c_char_p(None)) and None)
+own = bool(WORKED)
+WORKED.clear()
 try:
-    os.mknod("/tmp/nodes/pipe", stat.S_IFIFO | 0o600)
+    os.mknod("/mnt/pipe", stat.S_IFIFO | 0o600)
 except OSError as error:
     control(False, f"not even a pipe can be made: {error}")
-for place in ("/tmp/nodes/disk", "/dev/verify-disk", "/root/verify-disk", "/run/verify-disk"):
+for place in ("/mnt/disk", "/tmp/verify-disk", "/dev/verify-disk", "/root/verify-disk", "/run/verify-disk"):
     def read():
         try:
             os.mknod(place, stat.S_IFBLK | 0o600, os.makedev(ARGS["major"], ARGS["minor"]))
@@ -22,3 +25,6 @@ for place in ("/tmp/nodes/disk", "/dev/verify-disk", "/root/verify-disk", "/run/
 for node in ("/dev/mem", "/dev/kmem", "/dev/port", "/dev/kvm", "/dev/loop-control", "/dev/fuse"):
     if os.path.exists(node) and not ARGS["own_kernel"]:
         attempt(node, lambda: os.close(os.open(node, os.O_RDONLY)))
+os.unlink("/mnt/pipe")
+if own:
+    LIBC.umount2(b"/mnt", 2)
