@@ -160,7 +160,6 @@ fn refusal(answer: &Answer) -> Fault {
     }
     Fault::Refused {
         status: answer.status,
-        code: text("code"),
         message,
     }
 }

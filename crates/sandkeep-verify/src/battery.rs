@@ -377,11 +377,11 @@ fn self_test(
             .collect();
         let mut without = Vec::new();
         for (level, why) in own {
-            match check.weakened_by {
-                Some(weakness) if weakness.possible(*level) => {
-                    planned.push((weakness, check, *level, why.as_deref()));
-                }
-                _ => without.push(*level),
+            let possible = check.weakened_by.iter().filter(|w| w.possible(*level));
+            let known = planned.len();
+            planned.extend(possible.map(|w| (*w, *check, *level, why.as_deref())));
+            if planned.len() == known {
+                without.push(*level);
             }
         }
         if !without.is_empty() {

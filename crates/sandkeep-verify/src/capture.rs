@@ -56,7 +56,7 @@ fn open(device: &str) -> io::Result<OwnedFd> {
         address.sll_family = 17;
         address.sll_protocol = ALL_PROTOCOLS.to_be();
         address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
-        let size = u32::try_from(mem::size_of::<libc::sockaddr_ll>()).map_err(io::Error::other)?;
+        let size = u32::try_from(size_of::<libc::sockaddr_ll>()).map_err(io::Error::other)?;
         if libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -70,7 +70,7 @@ fn run(socket: &OwnedFd, seen: &Seen) {
         // SAFETY: buffers are ours and as long as they say.
         let (size, direction) = unsafe {
             let mut from: libc::sockaddr_ll = mem::zeroed();
-            let mut length = u32::try_from(mem::size_of::<libc::sockaddr_ll>()).unwrap_or(20);
+            let mut length = u32::try_from(size_of::<libc::sockaddr_ll>()).unwrap_or(20);
             let size = libc::recvfrom(
                 socket.as_raw_fd(),
                 frame.as_mut_ptr().cast(),

@@ -103,8 +103,8 @@ pub struct Check {
     pub means: &'static str,
     /// For a broken row: what to do.
     pub todo: &'static str,
-    /// What makes it say "broken" in the self-test.
-    pub weakened_by: Option<Weakness>,
+    /// What makes it say "broken" in the self-test, each by itself.
+    pub weakened_by: &'static [Weakness],
     pub run: fn(&Bench, Level) -> Result<Verdict>,
 }
 

@@ -39,7 +39,6 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
 /// A process of a sandbox, as the host sees it.
 #[derive(Debug)]
 pub struct Anchor {
-    pid: Pid,
     handle: OwnedFd,
     /// The capabilities that programs in the sandbox can have.
     capabilities: u64,
@@ -63,14 +62,9 @@ impl Anchor {
             .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
             .ok_or_else(|| Fault::cannot("the kernel tells no capabilities"))?;
         Ok(Self {
-            pid,
             handle,
             capabilities,
         })
-    }
-
-    pub fn pid(&self) -> i32 {
-        self.pid.as_raw_nonzero().get()
     }
 
     /// Runs a program in the sandbox, without part of what surrounds programs there.

@@ -10,7 +10,6 @@ pub enum Fault {
     /// The server refused a request.
     Refused {
         status: u16,
-        code: String,
         message: String,
     },
     /// Something on this host or in the sandbox did not work.

@@ -227,6 +227,16 @@ fn disguised(name: &str, sent: &str, secret: &str) -> Option<Disguise> {
     }
 }
 
+/// What a disguise of a bearer token looks like on the wire.
+pub fn as_shown(name: &str, secret: &str) -> Option<Vec<u8>> {
+    Some(match disguised(name, &format!("Bearer {secret}"), secret)? {
+        Disguise::Header(_, value) => value.into_bytes(),
+        // Without the brackets and the end of the line.
+        Disguise::Body(bytes) if name == "utf-16" => bytes,
+        Disguise::Body(bytes) => bytes.get(1..bytes.len().saturating_sub(2))?.to_vec(),
+    })
+}
+
 /// As encoders do it: letters, digits and what may stand in a path segment stay.
 fn escaped(text: &str, escape: impl Fn(u8) -> String) -> String {
     text.bytes()

@@ -31,7 +31,6 @@ pub struct Wish {
 pub struct Sandbox {
     api: Arc<Api>,
     pub id: String,
-    pub level: Level,
 }
 
 /// What a probe said. Nothing counts that it did not say.
@@ -154,16 +153,14 @@ impl Sandbox {
         Ok(Self {
             api: Arc::clone(api),
             id: id.to_owned(),
-            level,
         })
     }
 
     /// One that was made in another way, by a fork.
-    pub fn known(api: &Arc<Api>, id: String, level: Level) -> Self {
+    pub fn known(api: &Arc<Api>, id: String) -> Self {
         Self {
             api: Arc::clone(api),
             id,
-            level,
         }
     }
 

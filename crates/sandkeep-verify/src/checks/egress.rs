@@ -27,7 +27,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "Programs in the sandbox reach any address.",
         todo: CUT,
-        weakened_by: Some(Weakness::OpenPolicy),
+        weakened_by: &[Weakness::OpenPolicy],
         run: direct,
     },
     Check {
@@ -39,7 +39,7 @@ pub const CHECKS: &[Check] = &[
         means: "A connection that can never be allowed is first accepted and then reset: \
                 programs take it for a working network, and scanners count an open port.",
         todo: "Update Sandkeep: nothing leaves, but refusals come late.",
-        weakened_by: Some(Weakness::OpenPolicy),
+        weakened_by: &[Weakness::OpenPolicy],
         run: syn,
     },
     Check {
@@ -50,7 +50,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "Packets leave the sandbox that no rule is about.",
         todo: CUT,
-        weakened_by: Some(Weakness::OpenMoat),
+        weakened_by: &[Weakness::OpenMoat],
         run: packets,
     },
     Check {
@@ -61,7 +61,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "Data leaves in the names that are asked for.",
         todo: CUT,
-        weakened_by: Some(Weakness::OpenPolicy),
+        weakened_by: &[Weakness::OpenPolicy],
         run: dns_tunnel,
     },
     Check {
@@ -72,7 +72,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "Whoever controls an allowed name leads sandboxes into the inner network.",
         todo: CUT,
-        weakened_by: Some(Weakness::OpenMoat),
+        weakened_by: &[Weakness::OpenMoat],
         run: rebinding,
     },
     Check {
@@ -83,7 +83,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "Under `open` a sandbox reaches services of the cloud that trust this machine.",
         todo: "Do not use the open profile in a cloud until it is mended: name what is needed.",
-        weakened_by: Some(Weakness::OpenMoat),
+        weakened_by: &[Weakness::OpenMoat],
         run: platform,
     },
     Check {
@@ -95,7 +95,7 @@ pub const CHECKS: &[Check] = &[
         means: "Under `open` a sandbox is a local peer of the host's own services: rules of its \
                 firewall for the outside do not apply.",
         todo: "Do not use the open profile, or bind services of the host to the loopback.",
-        weakened_by: Some(Weakness::OpenMoat),
+        weakened_by: &[Weakness::OpenMoat],
         run: own_address,
     },
     Check {
@@ -106,7 +106,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "One odd byte in a request takes it past the rules about requests and hosts.",
         todo: "Do not rely on rules about requests for hosts that share addresses with others.",
-        weakened_by: Some(Weakness::OpenPolicy),
+        weakened_by: &[Weakness::OpenPolicy],
         run: http_unread,
     },
     Check {
@@ -117,7 +117,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "A server may read the path as one that the policy forbids.",
         todo: "Allow the whole host or nothing until it is mended.",
-        weakened_by: Some(Weakness::OpenPolicy),
+        weakened_by: &[Weakness::OpenPolicy],
         run: http_paths,
     },
     Check {
@@ -128,7 +128,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "A server that heeds these headers does something else than the policy allowed.",
         todo: "Do not rely on rules about requests for servers that heed such headers.",
-        weakened_by: Some(Weakness::OpenPolicy),
+        weakened_by: &[Weakness::OpenPolicy],
         run: http_overrides,
     },
     Check {
@@ -139,7 +139,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "A request reaches the server that the policy never saw.",
         todo: CUT,
-        weakened_by: Some(Weakness::OpenPolicy),
+        weakened_by: &[Weakness::OpenMoat],
         run: http_smuggling,
     },
     Check {
@@ -150,7 +150,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "Hosts that share a server with an allowed one are reached.",
         todo: "Give hosts of large providers rules about requests, so that they are looked into.",
-        weakened_by: Some(Weakness::OpenPolicy),
+        weakened_by: &[Weakness::OpenPolicy],
         run: fronting,
     },
 ];
@@ -315,7 +315,7 @@ fn http(
 ) -> Result<Verdict> {
     let sandbox = with(bench, level, narrowed())?;
     let arguments = json!({
-        "connect": "narrow.test",
+        "resolve": ["open.test", "narrow.test"],
         "good": GOOD,
         "control": request("GET /public/control HTTP/1.1", "narrow.test", ""),
         "requests": requests,

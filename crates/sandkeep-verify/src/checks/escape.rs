@@ -30,7 +30,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "Whoever may create sandboxes can have one with parts of the host in it.",
         todo: REPORT,
-        weakened_by: None,
+        weakened_by: &[],
         run: api,
     },
     Check {
@@ -41,7 +41,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "Root of a sandbox reads and writes the host's disks.",
         todo: REPORT,
-        weakened_by: Some(Weakness::HostRoot),
+        weakened_by: &[Weakness::HostRoot],
         run: block_device,
     },
     Check {
@@ -52,7 +52,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "A service of the host takes orders from the sandbox.",
         todo: REPORT,
-        weakened_by: Some(Weakness::HostMount),
+        weakened_by: &[Weakness::HostMount],
         run: engine_socket,
     },
     Check {
@@ -63,7 +63,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "Files of the host are in the sandbox's file tree.",
         todo: REPORT,
-        weakened_by: Some(Weakness::HostMount),
+        weakened_by: &[Weakness::HostMount],
         run: host_files,
     },
     Check {
@@ -74,7 +74,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "The sandbox sees processes of the host and may read or end them.",
         todo: REPORT,
-        weakened_by: Some(Weakness::HostProc),
+        weakened_by: &[Weakness::HostProc],
         run: host_processes,
     },
     Check {
@@ -85,7 +85,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "Root of the sandbox changes its mounts, and with them what protects it.",
         todo: KERNEL,
-        weakened_by: Some(Weakness::AllCapabilities),
+        weakened_by: &[Weakness::AllCapabilities],
         run: mounts,
     },
     Check {
@@ -96,7 +96,7 @@ pub const CHECKS: &[Check] = &[
         levels: NOT_MICROVM,
         means: "The sandbox can run code in the host's kernel.",
         todo: REPORT,
-        weakened_by: Some(Weakness::HostRoot),
+        weakened_by: &[Weakness::HostRoot],
         run: modules,
     },
     Check {
@@ -107,7 +107,7 @@ pub const CHECKS: &[Check] = &[
         levels: NOT_MICROVM,
         means: "Files are reachable past every path, on the file system the pool lies on.",
         todo: REPORT,
-        weakened_by: Some(Weakness::HostRoot),
+        weakened_by: &[Weakness::HostRoot],
         run: |bench, level| simple(bench, level, include_str!("../probes/handles.py")),
     },
     Check {
@@ -118,7 +118,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "The host's kernel would start a program of the sandbox as root.",
         todo: REPORT,
-        weakened_by: Some(Weakness::HostRoot),
+        weakened_by: &[Weakness::HostRoot],
         run: |bench, level| simple(bench, level, include_str!("../probes/cgroups.py")),
     },
     Check {
@@ -129,7 +129,7 @@ pub const CHECKS: &[Check] = &[
         levels: NOT_MICROVM,
         means: "The program that starts sandboxes can be replaced from inside.",
         todo: REPORT,
-        weakened_by: None,
+        weakened_by: &[],
         run: runtime,
     },
     Check {
@@ -140,7 +140,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "The host's kernel has CVE-2016-5195: any user becomes root, also of the host.",
         todo: "Update the host's kernel.",
-        weakened_by: Some(Weakness::Planted),
+        weakened_by: &[Weakness::Planted],
         run: |bench, level| {
             read_only_file(bench, level, include_str!("../probes/dirty_cow.py"))
         },
@@ -153,7 +153,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "The host's kernel has CVE-2022-0847: any user becomes root, also of the host.",
         todo: "Update the host's kernel.",
-        weakened_by: Some(Weakness::Planted),
+        weakened_by: &[Weakness::Planted],
         run: |bench, level| {
             read_only_file(bench, level, include_str!("../probes/dirty_pipe.py"))
         },
@@ -166,7 +166,7 @@ pub const CHECKS: &[Check] = &[
         levels: NOT_MICROVM,
         means: "A large part of the host's kernel that was often broken is in reach.",
         todo: KERNEL,
-        weakened_by: Some(Weakness::HostRoot),
+        weakened_by: &[Weakness::HostRoot],
         run: |bench, level| simple(bench, level, include_str!("../probes/bpf.py")),
     },
     Check {
@@ -177,7 +177,7 @@ pub const CHECKS: &[Check] = &[
         levels: NOT_MICROVM,
         means: "Rarely used parts of the host's kernel are in reach, or packets past the rules.",
         todo: KERNEL,
-        weakened_by: Some(Weakness::HostRoot),
+        weakened_by: &[Weakness::HostRoot],
         run: |bench, level| simple(bench, level, include_str!("../probes/packet.py")),
     },
     Check {
@@ -188,7 +188,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "A descriptor of the host is open in the sandbox and leads out of it.",
         todo: REPORT,
-        weakened_by: Some(Weakness::SeccompOff),
+        weakened_by: &[Weakness::SeccompOff],
         run: descriptors,
     },
     Check {
@@ -199,7 +199,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "Copying out of a sandbox writes files beside the target.",
         todo: "Do not copy directories out of sandboxes that run untrusted code; report it.",
-        weakened_by: Some(Weakness::Planted),
+        weakened_by: &[Weakness::Planted],
         run: archive,
     },
     Check {
@@ -210,7 +210,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "The sandbox talks to services that are meant for the host itself.",
         todo: REPORT,
-        weakened_by: Some(Weakness::OpenMoat),
+        weakened_by: &[Weakness::OpenMoat],
         run: host_services,
     },
     Check {
@@ -221,7 +221,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "The host's kernel would start a program of the sandbox as root.",
         todo: REPORT,
-        weakened_by: Some(Weakness::HostRoot),
+        weakened_by: &[Weakness::HostRoot],
         run: |bench, level| simple(bench, level, include_str!("../probes/sysctls.py")),
     },
     Check {
@@ -233,7 +233,7 @@ pub const CHECKS: &[Check] = &[
         levels: OWN_KERNEL,
         means: "What root of a sandbox changes in its kernel is felt on the host.",
         todo: REPORT,
-        weakened_by: None,
+        weakened_by: &[],
         run: own_kernel,
     },
     Check {
@@ -245,7 +245,7 @@ pub const CHECKS: &[Check] = &[
         means: "The machine runs on QEMU's emulator, which its makers do not call a security \
                 boundary; only the jail around it is one.",
         todo: "Run sandboxes on a host with KVM (nested virtualisation in a cloud).",
-        weakened_by: None,
+        weakened_by: &[],
         run: emulated,
     },
 ];

@@ -71,17 +71,25 @@ def files(*roots, limit=400_000):
 
 
 def reached(to, port, data=b"", limit=10.0, size=65536):
-    """Connects, says something, and gives what came back or how it ended."""
+    """Connects, says something, and gives all that came back, or how it ended."""
     family = socket.AF_INET6 if ":" in to else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as s:
         s.settimeout(limit)
+        got = b""
         try:
             s.connect((to, port))
             if data:
                 s.sendall(data)
-            return s.recv(size)
+            while len(got) < size:
+                piece = s.recv(size)
+                if not piece:
+                    break
+                got += piece
+                # What is not there soon after the first part does not come.
+                s.settimeout(min(limit, 1.5))
+            return got
         except OSError as error:
-            return errno.errorcode.get(error.errno, type(error).__name__)
+            return got or errno.errorcode.get(error.errno, type(error).__name__)
 
 
 def done():
