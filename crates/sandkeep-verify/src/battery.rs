@@ -25,6 +25,7 @@ use crate::{
     room,
     server::Place,
     stop::Stop,
+    tables::Tables,
     weakness::Weakness,
     world::World,
 };
@@ -183,6 +184,7 @@ fn in_the_room(options: &Options, checks: &[&Check], work: &Path, stop: &Stop) -
         let _ = writeln!(io::stderr().lock(), "verify: {text}");
     };
     prepare(&place, &options.state, stop, &line)?;
+    let tables = Tables::open();
     room::leave_the_network()?;
     let world = World::build(work)?;
     let bait = Bait::lay(&work.join("bait"))?;
@@ -200,6 +202,7 @@ fn in_the_room(options: &Options, checks: &[&Check], work: &Path, stop: &Stop) -
         world,
         bait,
         stop.clone(),
+        tables,
         runtime,
         work.to_owned(),
     );

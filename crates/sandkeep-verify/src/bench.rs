@@ -13,6 +13,7 @@ use crate::{
     sandbox::{Probe, Report, Sandbox, Wish},
     server::{Place, Server},
     stop::Stop,
+    tables::Tables,
     weakness::Weakness,
     world::World,
 };
@@ -24,6 +25,7 @@ pub struct Bench {
     pub world: World,
     pub bait: Bait,
     pub stop: Stop,
+    pub tables: Tables,
     pub runtime: Arc<tokio::runtime::Runtime>,
     /// A directory of verify's own on the disk of the host.
     pub dir: PathBuf,
@@ -35,12 +37,14 @@ pub struct Bench {
 }
 
 impl Bench {
+    #[expect(clippy::too_many_arguments, reason = "each is a part of the bench, made in order")]
     pub fn new(
         server: Server,
         place: Place,
         world: World,
         bait: Bait,
         stop: Stop,
+        tables: Tables,
         runtime: Arc<tokio::runtime::Runtime>,
         dir: PathBuf,
     ) -> Self {
@@ -50,6 +54,7 @@ impl Bench {
             world,
             bait,
             stop,
+            tables,
             runtime,
             dir,
             weakness: RefCell::default(),

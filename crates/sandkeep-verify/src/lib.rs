@@ -22,6 +22,7 @@ mod room;
 mod sandbox;
 mod server;
 mod stop;
+mod tables;
 mod weakness;
 mod world;
 

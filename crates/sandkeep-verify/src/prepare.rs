@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use rustix::fs::FlockOperation;
@@ -70,7 +71,9 @@ fn sweep(parent: &Path) {
 }
 
 fn remove(dir: &Path) {
-    remove_cgroups(&sandkeep_host::cgroup::tree_name(&dir.join("state")));
+    for state in [dir.join("state"), dir.join("small/state")] {
+        cgroup_trees(&state).iter().for_each(|name| remove_cgroups(name));
+    }
     if let Err(error) = fs::remove_dir_all(dir)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -81,10 +84,22 @@ fn remove(dir: &Path) {
     }
 }
 
+/// Each level has a tree of its own, named after its directory.
+pub fn cgroup_trees(state: &Path) -> Vec<String> {
+    ["ward-container", "ward-gvisor", "ward-microvm"]
+        .iter()
+        .map(|ward| sandkeep_host::cgroup::tree_name(&state.join(ward)))
+        .collect()
+}
+
 /// The processes in them ended with the room.
 fn remove_cgroups(name: &str) {
+    let end = Instant::now() + Duration::from_secs(5);
     for tree in find(Path::new("/sys/fs/cgroup"), name, 6) {
-        remove_tree(&tree);
+        // Processes that were just ended count for a moment.
+        while !remove_tree(&tree) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
@@ -110,12 +125,11 @@ fn find(dir: &Path, name: &str, depth: usize) -> Vec<PathBuf> {
     found
 }
 
-fn remove_tree(dir: &Path) {
+fn remove_tree(dir: &Path) -> bool {
     for child in directories(dir) {
         remove_tree(&child);
     }
-    // A cgroup that still has dying processes goes with the next run.
-    let _ = fs::remove_dir(dir);
+    fs::remove_dir(dir).is_ok()
 }
 
 /// Makes the storage of the private server with the base template in it. Mounts made here are

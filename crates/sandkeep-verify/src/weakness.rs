@@ -46,23 +46,6 @@ pub enum Weakness {
 }
 
 impl Weakness {
-    pub const ALL: [Self; 14] = [
-        Self::SeccompOff,
-        Self::AllCapabilities,
-        Self::HostRoot,
-        Self::OpenMoat,
-        Self::NoCgroup,
-        Self::HostMount,
-        Self::HostProc,
-        Self::SharedNode,
-        Self::LimitsLifted,
-        Self::OpenPolicy,
-        Self::SecretInside,
-        Self::NoEdge,
-        Self::SameSandbox,
-        Self::Planted,
-    ];
-
     pub const fn words(self) -> &'static str {
         match self {
             Self::SeccompOff => "no seccomp filter",

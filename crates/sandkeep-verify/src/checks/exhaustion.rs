@@ -281,7 +281,7 @@ fn kernel_wide(bench: &Bench, level: Level, kind: &str, user: &str) -> Result<Ve
         &other
     };
     let count = |kinds: &[&str]| -> Result<f64> {
-        let arguments = json!({"kinds": kinds, "share": 0.6, "hold": 0});
+        let arguments = json!({"kinds": kinds, "share": 0.7, "hold": 0});
         bench.probe(second, script, &arguments, user)?.number(kind)
     };
     let alone = count(&[kind])?;
@@ -322,21 +322,10 @@ fn terminals(bench: &Bench, level: Level) -> Result<Verdict> {
     })
 }
 
-/// The entries of a table that all network namespaces share.
-fn entries(table: &str) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/net/stat/{table}"))
-        .doing("reading the table of neighbours")?;
-    text.lines()
-        .nth(1)
-        .and_then(|line| line.split_whitespace().next())
-        .and_then(|hex| u64::from_str_radix(hex, 16).ok())
-        .ok_or_else(|| Fault::cannot("the kernel tells nothing of its neighbours"))
-}
-
 fn neighbour_table(bench: &Bench, level: Level) -> Result<Verdict> {
     const COUNT: u64 = 96;
     let sandbox = limited(bench, level, json!({}))?;
-    let before = (entries("ndisc_cache")?, entries("arp_cache")?);
+    let before = bench.tables.entries()?;
     let script = include_str!("../probes/exh_neighbours.py");
     let arguments = json!({
         "device": "eth0", "count": COUNT, "host6": "fd00:a::1", "net6": "fd00:a::",
@@ -344,8 +333,9 @@ fn neighbour_table(bench: &Bench, level: Level) -> Result<Verdict> {
     });
     let report = bench.probe(&sandbox, script, &arguments, "root")?;
     bench.stop.sleep(Duration::from_millis(300))?;
-    let six = entries("ndisc_cache")?.saturating_sub(before.0);
-    let four = entries("arp_cache")?.saturating_sub(before.1);
+    let after = bench.tables.entries()?;
+    let six = after.0.saturating_sub(before.0);
+    let four = after.1.saturating_sub(before.1);
     let shown = format!(
         "{:.0} packets of {COUNT} false neighbours; entries on the host: {six} more (IPv6), {four} more (IPv4)",
         report.number("sent")?

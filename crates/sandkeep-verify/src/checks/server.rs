@@ -9,6 +9,7 @@ use crate::{
     check::{CONTAINER, Check, Class, EVERYWHERE, Level, Verdict, judged},
     enter::descriptors,
     fault::{Doing as _, Fault, Result},
+    prepare::cgroup_trees,
     sandbox::Wish,
     weakness::Weakness,
 };
@@ -103,7 +104,7 @@ fn key(bench: &Bench, _level: Level) -> Result<Verdict> {
 
 /// Processes of the private server's sandboxes, on the host, but not the server.
 fn processes(bench: &Bench) -> Result<Vec<(i32, String)>> {
-    let tree = sandkeep_host::cgroup::tree_name(&bench.server.state);
+    let trees = cgroup_trees(&bench.server.state);
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").doing("reading /proc")?.flatten() {
         let Some(pid) = entry
@@ -113,8 +114,13 @@ fn processes(bench: &Bench) -> Result<Vec<(i32, String)>> {
         else {
             continue;
         };
+        // Helpers that are the server's own program are inside of the same walls as it is.
+        let program = fs::read_link(entry.path().join("exe")).unwrap_or_default();
+        if program == bench.place.program {
+            continue;
+        }
         let groups = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
-        if groups.contains(&tree) && u32::try_from(pid) != Ok(bench.server.pid()) {
+        if trees.iter().any(|tree| groups.contains(tree)) && u32::try_from(pid) != Ok(bench.server.pid()) {
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             found.push((pid, name.trim().to_owned()));
         }
