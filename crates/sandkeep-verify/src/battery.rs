@@ -275,7 +275,8 @@ impl Progress {
     }
 
     fn begin(&self, what: &str) {
-        self.bar.set_message(what.chars().take(40).collect::<String>());
+        self.bar
+            .set_message(what.chars().take(40).collect::<String>());
     }
 
     fn end(&self, line: &str) {
@@ -327,7 +328,10 @@ fn battery(
             Outcome::Broken => "BROKEN",
             Outcome::Untested => "no test",
         };
-        progress.end(&format!("{level:<10} {word:<8} {} ({:.1} s)", row.id, row.seconds));
+        progress.end(&format!(
+            "{level:<10} {word:<8} {} ({:.1} s)",
+            row.id, row.seconds
+        ));
         rows.push(row);
     }
     drop(progress);
@@ -415,13 +419,13 @@ fn self_test(
                 complete = false;
                 break;
             }
-            Ok(Verdict::Broken(detail)) => (Noticed::Noticed, detail),
-            Ok(Verdict::Held(detail)) => (Noticed::NotNoticed, detail),
+            Ok(Verdict::Broken(detail)) => (Noticed::Yes, detail),
+            Ok(Verdict::Held(detail)) => (Noticed::No, detail),
             Err(fault) => (Noticed::Untested, fault.to_string()),
         };
         let word = match noticed {
-            Noticed::Noticed => "noticed",
-            Noticed::NotNoticed => "NOT NOTICED",
+            Noticed::Yes => "noticed",
+            Noticed::No => "NOT NOTICED",
             Noticed::Untested => "no test",
         };
         progress.end(&format!("{level:<10} {word:<12} {} ({weakness})", check.id));
@@ -451,9 +455,9 @@ fn self_test(
     let of = |noticed| rows.iter().filter(|row| row.noticed == noticed).count();
     Ok(if !complete {
         INTERRUPTED
-    } else if of(Noticed::NotNoticed) > 0 {
+    } else if of(Noticed::No) > 0 {
         BROKEN
-    } else if of(Noticed::Noticed) == 0 {
+    } else if of(Noticed::Yes) == 0 {
         CANNOT
     } else {
         HELD
@@ -474,14 +478,25 @@ mod tests {
         for check in checks {
             assert!(check.attack.chars().count() <= 44, "{}", check.attack);
             assert!(check.id.chars().count() <= 27, "{}", check.id);
-            assert!(!check.levels.is_empty() && !check.source.is_empty(), "{}", check.id);
-            assert!(check.means.ends_with('.') && check.todo.ends_with('.'), "{}", check.id);
+            assert!(
+                !check.levels.is_empty() && !check.source.is_empty(),
+                "{}",
+                check.id
+            );
+            assert!(
+                check.means.ends_with('.') && check.todo.ends_with('.'),
+                "{}",
+                check.id
+            );
         }
     }
 
     #[test]
     fn all_eighteen_scenarios_and_all_sixteen_findings_are_there() {
-        let sources: String = all().iter().map(|check| format!("{};", check.source)).collect();
+        let sources: String = all()
+            .iter()
+            .map(|check| format!("{};", check.source))
+            .collect();
         for number in 1..=18 {
             assert!(
                 sources.contains(&format!("SandboxEscapeBench {number};"))

@@ -37,7 +37,10 @@ pub struct Bench {
 }
 
 impl Bench {
-    #[expect(clippy::too_many_arguments, reason = "each is a part of the bench, made in order")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is a part of the bench, made in order"
+    )]
     pub fn new(
         server: Server,
         place: Place,

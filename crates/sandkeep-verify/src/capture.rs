@@ -35,11 +35,7 @@ fn open(device: &str) -> io::Result<OwnedFd> {
             return Err(io::Error::last_os_error());
         }
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-        let socket = libc::socket(
-            libc::AF_PACKET,
-            kind,
-            i32::from(ALL_PROTOCOLS.to_be()),
-        );
+        let socket = libc::socket(libc::AF_PACKET, kind, i32::from(ALL_PROTOCOLS.to_be()));
         if socket < 0 {
             return Err(io::Error::last_os_error());
         }

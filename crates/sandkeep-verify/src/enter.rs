@@ -50,10 +50,13 @@ impl Anchor {
         let mark = format!("anchor-{}", random(12)?);
         let sleeper = format!("nohup sh -c 'while :; do sleep 600; done' {mark} >/dev/null 2>&1 &");
         sandbox.exec(&["sh", "-c", &sleeper], "root")?;
-        let pid = stop.wait_for(Duration::from_secs(10), "finding a process of the sandbox", || {
-            Ok(process_with(&mark))
-        })?;
-        let handle = pidfd_open(pid, PidfdFlags::empty()).doing("holding a process of the sandbox")?;
+        let pid = stop.wait_for(
+            Duration::from_secs(10),
+            "finding a process of the sandbox",
+            || Ok(process_with(&mark)),
+        )?;
+        let handle =
+            pidfd_open(pid, PidfdFlags::empty()).doing("holding a process of the sandbox")?;
         let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()))
             .doing("reading about a process of the sandbox")?;
         let capabilities = status
@@ -223,7 +226,11 @@ pub fn mount_into(anchor: &Anchor, from: &Path, to: &CStr, recursive: bool) -> R
 pub fn process_with(word: &str) -> Option<Pid> {
     let mut found: Vec<i32> = Vec::new();
     for entry in fs::read_dir("/proc").ok()?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
             continue;
         };
         let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();

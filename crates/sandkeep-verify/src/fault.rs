@@ -8,10 +8,7 @@ pub enum Fault {
     /// The user asked us to stop.
     Stopped,
     /// The server refused a request.
-    Refused {
-        status: u16,
-        message: String,
-    },
+    Refused { status: u16, message: String },
     /// Something on this host or in the sandbox did not work.
     Cannot(String),
 }

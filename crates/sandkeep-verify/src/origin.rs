@@ -19,12 +19,7 @@ use crate::world::{Request, Seen, held};
 const LONGEST_HEAD: usize = 64 << 10;
 const LONGEST_BODY: usize = 1 << 20;
 
-pub fn serve(
-    mut stream: impl Read + Write,
-    to: IpAddr,
-    tls: bool,
-    seen: &Seen,
-) -> io::Result<()> {
+pub fn serve(mut stream: impl Read + Write, to: IpAddr, tls: bool, seen: &Seen) -> io::Result<()> {
     let mut buffer: Vec<u8> = Vec::new();
     loop {
         let Some(head) = head(&mut stream, &mut buffer)? else {
@@ -110,12 +105,7 @@ pub fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value.as_str())
 }
 
-fn answer(
-    stream: &mut impl Write,
-    request: &Request,
-    body: &[u8],
-    seen: &Seen,
-) -> io::Result<()> {
+fn answer(stream: &mut impl Write, request: &Request, body: &[u8], seen: &Seen) -> io::Result<()> {
     let (path, query) = request
         .target
         .split_once('?')
@@ -229,12 +219,14 @@ fn disguised(name: &str, sent: &str, secret: &str) -> Option<Disguise> {
 
 /// What a disguise of a bearer token looks like on the wire.
 pub fn as_shown(name: &str, secret: &str) -> Option<Vec<u8>> {
-    Some(match disguised(name, &format!("Bearer {secret}"), secret)? {
-        Disguise::Header(_, value) => value.into_bytes(),
-        // Without the brackets and the end of the line.
-        Disguise::Body(bytes) if name == "utf-16" => bytes,
-        Disguise::Body(bytes) => bytes.get(1..bytes.len().saturating_sub(2))?.to_vec(),
-    })
+    Some(
+        match disguised(name, &format!("Bearer {secret}"), secret)? {
+            Disguise::Header(_, value) => value.into_bytes(),
+            // Without the brackets and the end of the line.
+            Disguise::Body(bytes) if name == "utf-16" => bytes,
+            Disguise::Body(bytes) => bytes.get(1..bytes.len().saturating_sub(2))?.to_vec(),
+        },
+    )
 }
 
 /// As encoders do it: letters, digits and what may stand in a path segment stay.

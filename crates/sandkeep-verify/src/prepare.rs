@@ -72,7 +72,9 @@ fn sweep(parent: &Path) {
 
 fn remove(dir: &Path) {
     for state in [dir.join("state"), dir.join("small/state")] {
-        cgroup_trees(&state).iter().for_each(|name| remove_cgroups(name));
+        cgroup_trees(&state)
+            .iter()
+            .for_each(|name| remove_cgroups(name));
     }
     if let Err(error) = fs::remove_dir_all(dir)
         && error.kind() != io::ErrorKind::NotFound
@@ -206,5 +208,7 @@ fn run(mut command: Command, what: &str, stop: &Stop) -> Result<()> {
     let said = String::from_utf8_lossy(&said);
     let lines: Vec<&str> = said.lines().collect();
     let last = lines[lines.len().saturating_sub(6)..].join("\n  ");
-    Err(Fault::Cannot(format!("{what} failed ({status}):\n  {last}")))
+    Err(Fault::Cannot(format!(
+        "{what} failed ({status}):\n  {last}"
+    )))
 }

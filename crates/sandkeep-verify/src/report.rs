@@ -41,12 +41,7 @@ pub struct Row {
 }
 
 impl Row {
-    pub fn new(
-        check: &Check,
-        level: Level,
-        came: Result<Verdict, Fault>,
-        seconds: f64,
-    ) -> Self {
+    pub fn new(check: &Check, level: Level, came: Result<Verdict, Fault>, seconds: f64) -> Self {
         let (outcome, detail) = match came {
             Ok(Verdict::Held(detail)) => (Outcome::Held, detail),
             Ok(Verdict::Broken(detail)) => (Outcome::Broken, detail),
@@ -81,10 +76,12 @@ pub struct SelfRow {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
 pub enum Noticed {
-    Noticed,
-    NotNoticed,
+    #[serde(rename = "noticed")]
+    Yes,
+    #[serde(rename = "not_noticed")]
+    No,
+    #[serde(rename = "untested")]
     Untested,
 }
 

@@ -72,7 +72,10 @@ impl Report {
             .ok_or_else(|| Fault::Cannot(format!("the probe told no {name}")))?;
         Ok(list
             .iter()
-            .map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned))
+            .map(|item| {
+                item.as_str()
+                    .map_or_else(|| item.to_string(), str::to_owned)
+            })
             .collect())
     }
 }
@@ -252,7 +255,9 @@ mod tests {
     fn a_probe_that_says_nothing_never_counts_as_held() {
         let probe = probe();
         for out in ["", "held", "{}", &said("another", "yes", &["mount: EPERM"])] {
-            let fault = probe.read(Some(0), out, "Traceback\nNameError: x").unwrap_err();
+            let fault = probe
+                .read(Some(0), out, "Traceback\nNameError: x")
+                .unwrap_err();
             assert!(fault.to_string().contains("NameError"), "{fault}");
         }
         let fault = probe.read(None, "", "").unwrap_err();

@@ -220,6 +220,8 @@ fn free_port() -> Result<u16> {
 /// Hexadecimal, of so many random bytes.
 pub fn random(bytes: usize) -> Result<String> {
     let mut buffer = vec![0; bytes];
-    getrandom::fill(&mut buffer).map_err(|error| io::Error::other(error.to_string())).doing("drawing random bytes")?;
+    getrandom::fill(&mut buffer)
+        .map_err(|error| io::Error::other(error.to_string()))
+        .doing("drawing random bytes")?;
     Ok(buffer.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -153,7 +153,13 @@ impl World {
         ip(&["link", "set", "world", "netns", &namespace])?;
         ip(&["address", "add", HERE, "dev", "way-out"])?;
         ip(&[
-            "-6", "address", "add", "fd77::1/64", "dev", "way-out", "nodad",
+            "-6",
+            "address",
+            "add",
+            "fd77::1/64",
+            "dev",
+            "way-out",
+            "nodad",
         ])?;
         ip(&["link", "set", "way-out", "up"])?;
         plugged
@@ -189,10 +195,7 @@ fn namespace() -> Result<String> {
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }
         .doing("making the outside's network namespace")?;
     let thread = rustix::thread::gettid().as_raw_nonzero();
-    Ok(format!(
-        "/proc/{}/task/{thread}/ns/net",
-        std::process::id()
-    ))
+    Ok(format!("/proc/{}/task/{thread}/ns/net", std::process::id()))
 }
 
 /// In the outside's thread: addresses, servers, the capture.
@@ -200,12 +203,29 @@ fn populate(seen: &Arc<Seen>, tls: &Arc<ServerConfig>) -> Result<()> {
     ip(&["link", "set", "lo", "up"])?;
     ip(&["address", "add", &format!("{THERE}/30"), "dev", "world"])?;
     ip(&[
-        "-6", "address", "add", "fd77::2/64", "dev", "world", "nodad",
+        "-6",
+        "address",
+        "add",
+        "fd77::2/64",
+        "dev",
+        "world",
+        "nodad",
     ])?;
     ip(&["link", "set", "world", "up"])?;
     // Every address of the world is here.
-    ip(&["route", "add", "local", "0.0.0.0/0", "dev", "lo", "table", "main"])?;
-    let _without_v6 = ip(&["-6", "route", "add", "local", "::/0", "dev", "lo", "table", "main"]);
+    ip(&[
+        "route",
+        "add",
+        "local",
+        "0.0.0.0/0",
+        "dev",
+        "lo",
+        "table",
+        "main",
+    ])?;
+    let _without_v6 = ip(&[
+        "-6", "route", "add", "local", "::/0", "dev", "lo", "table", "main",
+    ]);
     capture::start("world", Arc::clone(seen))?;
 
     let resolver = UdpSocket::bind((RESOLVER, 53)).doing("the outside's resolver")?;
@@ -213,7 +233,7 @@ fn populate(seen: &Arc<Seen>, tls: &Arc<ServerConfig>) -> Result<()> {
     thread::spawn(move || dns::serve(&resolver, &knows));
 
     listen(80, seen, None, Speaks::Http)?;
-    listen(443, seen, Some(Arc::clone(tls)), Speaks::Http)?;
+    listen(443, seen, Some(tls), Speaks::Http)?;
     for port in SILENT {
         listen(port, seen, None, Speaks::Nothing)?;
     }
@@ -229,7 +249,7 @@ enum Speaks {
 fn listen(
     port: u16,
     seen: &Arc<Seen>,
-    tls: Option<Arc<ServerConfig>>,
+    tls: Option<&Arc<ServerConfig>>,
     speaks: Speaks,
 ) -> Result<()> {
     let mut listeners = vec![
@@ -239,7 +259,7 @@ fn listen(
     // Where the first one took both families this one is in use: just as good.
     listeners.extend(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).ok());
     for listener in listeners {
-        let (seen, tls) = (Arc::clone(seen), tls.clone());
+        let (seen, tls) = (Arc::clone(seen), tls.cloned());
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (seen, tls) = (Arc::clone(&seen), tls.clone());

@@ -291,7 +291,12 @@ fn oracle(bench: &Bench, level: Level) -> Result<Verdict> {
     let right: String = bound.value.chars().take(size).collect();
     let wrong = "q".repeat(size);
     let script = include_str!("../probes/cred_oracle.py");
-    let report = probe(bench, &bound, script, json!({"right": right, "wrong": wrong}))?;
+    let report = probe(
+        bench,
+        &bound,
+        script,
+        json!({"right": right, "wrong": wrong}),
+    )?;
     let (right, wrong) = (report.texts("right")?, report.texts("wrong")?);
     let told = right.iter().all(|size| !wrong.contains(size));
     let shown = format!(
@@ -357,5 +362,8 @@ fn api_key(bench: &Bench, level: Level) -> Result<Verdict> {
         .then(|| "a program in the sandbox was sent the server's key".to_owned())
         .into_iter()
         .collect();
-    Ok(judged(&wrong, "the key was taken away, or the request refused"))
+    Ok(judged(
+        &wrong,
+        "the key was taken away, or the request refused",
+    ))
 }

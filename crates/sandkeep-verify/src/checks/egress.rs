@@ -327,7 +327,10 @@ fn http(
         .filter(|request| wrong(request))
         .map(|request| {
             let target: String = request.target.chars().take(40).collect();
-            format!("{} {} of {:?} arrived", request.method, target, request.host)
+            format!(
+                "{} {} of {:?} arrived",
+                request.method, target, request.host
+            )
         })
         .collect();
     arrived.dedup();
@@ -347,7 +350,10 @@ fn http_unread(bench: &Bench, level: Level) -> Result<Verdict> {
         request("GET /private\u{7f} HTTP/1.1", "narrow.test", ""),
         request("get /private HTTP/1.1", "narrow.test", ""),
         request("GET  /private HTTP/1.1", "narrow.test", ""),
-        format!("\r\n{}", request("GET /private HTTP/1.1", "narrow.test", "")),
+        format!(
+            "\r\n{}",
+            request("GET /private HTTP/1.1", "narrow.test", "")
+        ),
         request("GET /private\u{ff}\u{fe} HTTP/1.0", "narrow.test", ""),
     ];
     http(bench, level, &requests, |request| {
@@ -395,10 +401,9 @@ fn http_overrides(bench: &Bench, level: Level) -> Result<Verdict> {
         })
         .collect();
     http(bench, level, &requests, |request| {
-        request
-            .headers
-            .iter()
-            .any(|(name, value)| name.starts_with("x-") && (value == "DELETE" || value == "/private"))
+        request.headers.iter().any(|(name, value)| {
+            name.starts_with("x-") && (value == "DELETE" || value == "/private")
+        })
     })
 }
 
@@ -409,14 +414,18 @@ fn http_smuggling(bench: &Bench, level: Level) -> Result<Verdict> {
     let size = hidden.len();
     let requests = [
         format!("{get}\r\n{hidden}"),
-        format!("{get}Content-Length: {size}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"),
+        format!(
+            "{get}Content-Length: {size}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"
+        ),
         format!("{get}Content-Length: 0\r\nContent-Length: {size}\r\n\r\n{hidden}"),
         format!("{get}Transfer-Encoding: xchunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n{hidden}"),
         format!("{get}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n{hidden}"),
         format!("{first}Content-Length: 0\r\n\r\n{hidden}"),
-        format!("GET http://other.test/hidden HTTP/1.1\r\nHost: narrow.test\r\n\r\n"),
-        format!("GET /hidden HTTP/1.1\r\nHost: narrow.test\r\nHost: other.test\r\n\r\n"),
-        format!("{get}Connection: Upgrade, Content-Length\r\nUpgrade: h2c\r\nContent-Length: {size}\r\n\r\n{hidden}"),
+        "GET http://other.test/hidden HTTP/1.1\r\nHost: narrow.test\r\n\r\n".to_owned(),
+        "GET /hidden HTTP/1.1\r\nHost: narrow.test\r\nHost: other.test\r\n\r\n".to_owned(),
+        format!(
+            "{get}Connection: Upgrade, Content-Length\r\nUpgrade: h2c\r\nContent-Length: {size}\r\n\r\n{hidden}"
+        ),
     ];
     http(bench, level, &requests, |request| {
         request.target.contains("hidden") || request.host == "other.test"
@@ -424,7 +433,8 @@ fn http_smuggling(bench: &Bench, level: Level) -> Result<Verdict> {
 }
 
 fn fronting(bench: &Bench, level: Level) -> Result<Verdict> {
-    let network = json!({"allow": [{"to": "good.test", "http": [{"methods": ["GET"], "path": "/*"}]}]});
+    let network =
+        json!({"allow": [{"to": "good.test", "http": [{"methods": ["GET"], "path": "/*"}]}]});
     let sandbox = with(bench, level, network)?;
     let script = include_str!("../probes/egress_tls.py");
     let report = bench.probe(&sandbox, script, &json!({"good": GOOD}), "user")?;

@@ -141,9 +141,7 @@ pub const CHECKS: &[Check] = &[
         means: "The host's kernel has CVE-2016-5195: any user becomes root, also of the host.",
         todo: "Update the host's kernel.",
         weakened_by: &[Weakness::Planted],
-        run: |bench, level| {
-            read_only_file(bench, level, include_str!("../probes/dirty_cow.py"))
-        },
+        run: |bench, level| read_only_file(bench, level, include_str!("../probes/dirty_cow.py")),
     },
     Check {
         id: "escape-dirty-pipe",
@@ -154,9 +152,7 @@ pub const CHECKS: &[Check] = &[
         means: "The host's kernel has CVE-2022-0847: any user becomes root, also of the host.",
         todo: "Update the host's kernel.",
         weakened_by: &[Weakness::Planted],
-        run: |bench, level| {
-            read_only_file(bench, level, include_str!("../probes/dirty_pipe.py"))
-        },
+        run: |bench, level| read_only_file(bench, level, include_str!("../probes/dirty_pipe.py")),
     },
     Check {
         id: "escape-bpf",
@@ -450,7 +446,8 @@ fn archive(bench: &Bench, level: Level) -> Result<Verdict> {
     if bench.weak(Weakness::Planted) {
         fs::write(&beside, "owned").doing("planting a file")?;
     }
-    let escaped = beside.exists() || fs::symlink_metadata(target.join("link")).is_ok_and(|m| m.is_symlink());
+    let escaped =
+        beside.exists() || fs::symlink_metadata(target.join("link")).is_ok_and(|m| m.is_symlink());
     let wrong: Vec<String> = escaped
         .then(|| "a file or link was written beside the target".to_owned())
         .into_iter()
@@ -512,7 +509,11 @@ fn own_kernel(bench: &Bench, level: Level) -> Result<Verdict> {
     let before = read();
     let touched = bench.bait.touched();
     let neighbour = bench.shared(level)?;
-    let ask = ["sh", "-c", "cat /proc/sys/kernel/hostname; sha256sum /bin/true"];
+    let ask = [
+        "sh",
+        "-c",
+        "cat /proc/sys/kernel/hostname; sha256sum /bin/true",
+    ];
     let its_own = neighbour.exec(&ask, "root")?.out;
     let sandbox = bench.sandbox(level, &Wish::default())?;
     let script = include_str!("../probes/own_kernel.py");

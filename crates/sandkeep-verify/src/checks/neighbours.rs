@@ -112,7 +112,11 @@ fn reach(bench: &Bench, level: Level) -> Result<Verdict> {
         &other
     };
     let mut addresses = vec!["127.0.0.1".to_owned(), "10.0.0.2".to_owned()];
-    addresses.extend(told.text("address").ok().filter(|address| !address.is_empty()));
+    addresses.extend(
+        told.text("address")
+            .ok()
+            .filter(|address| !address.is_empty()),
+    );
     let seeker = include_str!("../probes/nb_seeker.py");
     let arguments = json!({"mark": mark, "port": PORT, "key": key, "addresses": addresses});
     let report = bench.probe(attacker, seeker, &arguments, "user")?;
@@ -127,7 +131,9 @@ fn inodes(bench: &Bench, level: Level) -> Result<Verdict> {
     });
     let told = in_background(bench, &victim, holder, &arguments, "user")?;
     if told.number("own")? < 1.0 {
-        return Err(Fault::cannot("openings of device nodes cannot be watched here"));
+        return Err(Fault::cannot(
+            "openings of device nodes cannot be watched here",
+        ));
     }
     let attacker = bench.sandbox(level, &Wish::default())?;
     let script = include_str!("../probes/nb_inodes.py");
@@ -150,7 +156,12 @@ fn inodes(bench: &Bench, level: Level) -> Result<Verdict> {
 fn host_view(bench: &Bench, level: Level) -> Result<Verdict> {
     let sandbox = bench.shared(level)?;
     let script = include_str!("../probes/host_view.py");
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let read = |path: &str| {
+        fs::read_to_string(path)
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
     let before = read("/proc/loadavg");
     let report = bench.probe(&sandbox, script, &json!({}), "user")?;
     let after = read("/proc/loadavg");
@@ -166,7 +177,10 @@ fn host_view(bench: &Bench, level: Level) -> Result<Verdict> {
         wrong.push("loadavg is the host's".to_owned());
     }
     let state = bench.dir.to_string_lossy().into_owned();
-    let name = bench.dir.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = bench
+        .dir
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned());
     let mounts = report.text("mountinfo")?;
     if mounts.contains(&state) || name.is_some_and(|name| mounts.contains(&name)) {
         wrong.push("mountinfo shows the host's state directory".to_owned());
@@ -211,5 +225,8 @@ fn ids(bench: &Bench, level: Level) -> Result<Verdict> {
     if first < 65_536 {
         wrong.push(format!("its root is user {first} of the host"));
     }
-    Ok(judged(&wrong, format!("ids from {first} and from {second}")))
+    Ok(judged(
+        &wrong,
+        format!("ids from {first} and from {second}"),
+    ))
 }

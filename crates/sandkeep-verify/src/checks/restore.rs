@@ -81,7 +81,9 @@ fn links(bench: &Bench, level: Level) -> Result<Verdict> {
         Ok(view) => {
             let mode = view["pause"]["mode"].as_str().unwrap_or_default();
             if mode == "filesystem" && !bench.weak(Weakness::Planted) {
-                let why = view["pause"]["why"].as_str().unwrap_or("no reason was told");
+                let why = view["pause"]["why"]
+                    .as_str()
+                    .unwrap_or("no reason was told");
                 return Ok(Verdict::Held(format!(
                     "memory with such files is not saved: {why}"
                 )));
@@ -94,7 +96,9 @@ fn links(bench: &Bench, level: Level) -> Result<Verdict> {
             }
         }
         // Refused in words, and the sandbox goes on.
-        Err(Fault::Refused { status, message, .. }) if status < 500 => {
+        Err(Fault::Refused {
+            status, message, ..
+        }) if status < 500 => {
             if sandbox.exec(&["true"], "user").is_err() {
                 wrong.push(format!("the sandbox is lost: {message}"));
             }
@@ -108,7 +112,10 @@ fn links(bench: &Bench, level: Level) -> Result<Verdict> {
     if !left.is_empty() {
         wrong.insert(0, format!("on the host lies now: {}", left.join(", ")));
     }
-    Ok(judged(&wrong, "nothing was written on the host, and the sandbox woke"))
+    Ok(judged(
+        &wrong,
+        "nothing was written on the host, and the sandbox woke",
+    ))
 }
 
 fn randomness(bench: &Bench, level: Level) -> Result<Verdict> {
@@ -132,7 +139,10 @@ fn randomness(bench: &Bench, level: Level) -> Result<Verdict> {
         .then(|| "a page that kernels wipe in copies was the same in the fork".to_owned())
         .into_iter()
         .collect();
-    Ok(judged(&wrong, "a page that kernels wipe in copies is empty in the fork"))
+    Ok(judged(
+        &wrong,
+        "a page that kernels wipe in copies is empty in the fork",
+    ))
 }
 
 /// What the program of the probe says of its page, after it counted so far.

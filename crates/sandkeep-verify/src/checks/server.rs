@@ -99,7 +99,10 @@ fn key(bench: &Bench, _level: Level) -> Result<Verdict> {
             }
         }
     }
-    Ok(judged(&wrong, format!("{} requests refused", 3 * paths.len())))
+    Ok(judged(
+        &wrong,
+        format!("{} requests refused", 3 * paths.len()),
+    ))
 }
 
 /// Processes of the private server's sandboxes, on the host, but not the server.
@@ -120,7 +123,9 @@ fn processes(bench: &Bench) -> Result<Vec<(i32, String)>> {
             continue;
         }
         let groups = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
-        if trees.iter().any(|tree| groups.contains(tree)) && u32::try_from(pid) != Ok(bench.server.pid()) {
+        if trees.iter().any(|tree| groups.contains(tree))
+            && u32::try_from(pid) != Ok(bench.server.pid())
+        {
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             found.push((pid, name.trim().to_owned()));
         }
@@ -136,7 +141,10 @@ fn stray(bench: &Bench, level: Level) -> Result<Verdict> {
     all.retain(|(pid, _)| !before.iter().any(|(known, _)| known == pid));
     if bench.weak(Weakness::Planted) {
         // This process made the pipe.
-        all.push((rustix::process::getpid().as_raw_nonzero().get(), "verify".to_owned()));
+        all.push((
+            rustix::process::getpid().as_raw_nonzero().get(),
+            "verify".to_owned(),
+        ));
     }
     if all.is_empty() {
         return Err(Fault::cannot(

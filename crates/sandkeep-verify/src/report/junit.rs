@@ -6,7 +6,9 @@ use super::{Outcome, Row};
 use crate::check::Level;
 
 pub fn as_junit(rows: &[Row]) -> String {
-    let mut out = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"sandkeep verify\">\n");
+    let mut out = String::from(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"sandkeep verify\">\n",
+    );
     for level in Level::ALL {
         let own: Vec<&Row> = rows.iter().filter(|row| row.level == level).collect();
         if own.is_empty() {

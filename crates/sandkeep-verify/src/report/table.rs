@@ -202,12 +202,12 @@ pub fn self_test_as_table(
             let _ = writeln!(out, "\n{}", paint.with("1", row.words));
         }
         let word = match row.noticed {
-            Noticed::Noticed => paint.with("32", "noticed"),
-            Noticed::NotNoticed => paint.with("1;31", "NOT NOTICED"),
+            Noticed::Yes => paint.with("32", "noticed"),
+            Noticed::No => paint.with("1;31", "NOT NOTICED"),
             Noticed::Untested => paint.with("33", "no test"),
         };
         let _ = writeln!(out, "  {:<44}{:<11}{word}", row.attack, row.level);
-        if row.noticed != Noticed::Noticed {
+        if row.noticed != Noticed::Yes {
             wrapped(&mut out, "      ", &row.detail);
         }
     }
@@ -219,11 +219,7 @@ pub fn self_test_as_table(
         }
     }
     let of = |noticed| rows.iter().filter(|row| row.noticed == noticed).count();
-    let (good, bad, none) = (
-        of(Noticed::Noticed),
-        of(Noticed::NotNoticed),
-        of(Noticed::Untested),
-    );
+    let (good, bad, none) = (of(Noticed::Yes), of(Noticed::No), of(Noticed::Untested));
     let mut text = format!("{good} weakenings noticed, {bad} not noticed, {none} not tested.");
     if !complete {
         text.push_str(" Stopped before the end.");
