@@ -23,7 +23,7 @@ use crate::{
 };
 
 const LIMITS: &str = "One sandbox takes what the others and the host need.";
-const TODO: &str = "Check `sandkeep doctor` for cgroup warnings; lower `max_boxes` and the largest \
+const ADVICE: &str = "Check `sandkeep doctor` for cgroup warnings; lower `max_boxes` and the largest \
                     limits until it is mended; report it.";
 const NOT_MICROVM: &[Level] = &[Level::Container, Level::Gvisor];
 
@@ -35,7 +35,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: fork bomb",
         levels: EVERYWHERE,
         means: LIMITS,
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::LimitsLifted, Weakness::NoCgroup],
         run: processes,
     },
@@ -46,7 +46,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: memory hog",
         levels: EVERYWHERE,
         means: LIMITS,
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::LimitsLifted, Weakness::NoCgroup],
         run: |bench, level| memory(bench, level, "pages"),
     },
@@ -57,7 +57,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: memory hog, also through tmpfs",
         levels: EVERYWHERE,
         means: LIMITS,
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::LimitsLifted],
         run: |bench, level| memory(bench, level, "tmpfs"),
     },
@@ -80,7 +80,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: disk filler",
         levels: EVERYWHERE,
         means: LIMITS,
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::LimitsLifted],
         run: disk,
     },
@@ -91,7 +91,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: descriptors",
         levels: EVERYWHERE,
         means: LIMITS,
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::LimitsLifted],
         run: open_files,
     },
@@ -102,7 +102,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: CPU hog",
         levels: NOT_MICROVM,
         means: LIMITS,
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::LimitsLifted, Weakness::NoCgroup],
         run: cpu,
     },
@@ -114,7 +114,7 @@ pub const CHECKS: &[Check] = &[
         levels: NOT_MICROVM,
         means: "The kernel counts them for all sandboxes and the host's root together: one \
                 sandbox takes all.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::SameSandbox],
         run: |bench, level| kernel_wide(bench, level, "inotify", "user"),
     },
@@ -126,7 +126,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "The kernel counts them for all sandboxes and the host's root together: one \
                 sandbox takes all.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::SameSandbox],
         run: |bench, level| kernel_wide(bench, level, "queues", "root"),
     },
@@ -138,7 +138,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "The kernel counts them for all sandboxes and the host's root together: one \
                 sandbox takes all.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::SameSandbox],
         run: |bench, level| kernel_wide(bench, level, "timers", "root"),
     },
@@ -149,7 +149,7 @@ pub const CHECKS: &[Check] = &[
         source: "finding 4",
         levels: CONTAINER,
         means: "One sandbox takes all of them; databases on the host and in other sandboxes fail.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::SeccompOff],
         run: |bench, level| kernel_wide(bench, level, "aio", "user"),
     },
@@ -160,7 +160,7 @@ pub const CHECKS: &[Check] = &[
         source: "finding 4",
         levels: CONTAINER,
         means: "A few sandboxes take all terminals; no one logs in any more.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[],
         run: terminals,
     },

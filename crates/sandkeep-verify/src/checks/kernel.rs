@@ -13,7 +13,7 @@ use crate::{
 const NOT_MICROVM: &[Level] = &[Level::Container, Level::Gvisor];
 const SURFACE: &str = "Parts of the host's kernel are in reach that sandboxes do not need, and in \
                        which holes were found often.";
-const TODO: &str = "Keep the host's kernel current, run untrusted code at the microvm or gvisor \
+const ADVICE: &str = "Keep the host's kernel current, run untrusted code at the microvm or gvisor \
                     level, and report it.";
 
 pub const CHECKS: &[Check] = &[
@@ -24,7 +24,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: kernel surface",
         levels: CONTAINER,
         means: "The filter, the capabilities or the ids that keep programs in are missing.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::SeccompOff],
         run: |bench, level| simple(bench, level, include_str!("../probes/confined.py")),
     },
@@ -35,7 +35,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: io_uring, keyrings, other calls",
         levels: CONTAINER,
         means: SURFACE,
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::SeccompOff],
         run: |bench, level| simple(bench, level, include_str!("../probes/io_uring.py")),
     },
@@ -46,7 +46,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: user namespaces",
         levels: CONTAINER,
         means: SURFACE,
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::SeccompOff],
         run: |bench, level| simple(bench, level, include_str!("../probes/namespaces.py")),
     },
@@ -57,7 +57,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: the 32-bit and x32 doors",
         levels: CONTAINER,
         means: "Every call is possible that the filter forbids.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::SeccompOff],
         run: |bench, level| simple(bench, level, include_str!("../probes/other_doors.py")),
     },
@@ -68,7 +68,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: /proc, /sys",
         levels: CONTAINER,
         means: "The sandbox reads what the host's kernel tells only its root.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[Weakness::HostRoot],
         run: |bench, level| simple(bench, level, include_str!("../probes/masked.py")),
     },
@@ -79,7 +79,7 @@ pub const CHECKS: &[Check] = &[
         source: "SandboxEscapeBench 4",
         levels: NOT_MICROVM,
         means: "A user of the sandbox becomes its root.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[],
         run: agent,
     },
@@ -90,7 +90,7 @@ pub const CHECKS: &[Check] = &[
         source: "docs/threats.md: TIOCSTI",
         levels: CONTAINER,
         means: "A program types into the terminal of the operator who watches it.",
-        todo: TODO,
+        todo: ADVICE,
         weakened_by: &[],
         run: |bench, level| simple(bench, level, include_str!("../probes/tiocsti.py")),
     },
