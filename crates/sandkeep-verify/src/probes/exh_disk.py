@@ -1,6 +1,8 @@
 # The disk, to a bound, in every place that can be written.
 data = os.urandom(1 << 20)
 written, names = 0, []
+space = os.statvfs('/')
+FOUND['free'] = (space.f_bavail * space.f_frsize) >> 20
 for place in ("/tmp", "/home", "/root", "/var/tmp", "/var/log", "/opt", "/usr/local"):
     # What lies in memory is another limit.
     kind = [line.split()[2] for line in open("/proc/mounts") if line.split()[1] == place]
