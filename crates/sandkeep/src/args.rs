@@ -17,6 +17,7 @@ use crate::{
     quantity::{Size, Span},
     template_args::TemplateCommand,
     time_args::TimeCommand,
+    verify_args::{VERIFY_EXAMPLES, VerifyArgs},
 };
 
 /// Where a server is that was told nothing else.
@@ -79,6 +80,9 @@ pub enum Command {
     /// The storage of sandboxes, templates and points
     #[command(subcommand)]
     Storage(StorageCommand),
+    /// Try to break out of throw-away sandboxes on this host, and tell what held
+    #[command(after_help = VERIFY_EXAMPLES)]
+    Verify(VerifyArgs),
     /// What boxes are made from: build, import, list, inspect and remove
     #[command(after_help = TEMPLATE_EXAMPLES)]
     #[command(subcommand)]

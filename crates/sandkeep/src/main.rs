@@ -21,6 +21,7 @@ mod storage;
 mod strangers;
 mod template_args;
 mod time_args;
+mod verify_args;
 mod worded;
 
 use std::{io, process::ExitCode};
@@ -59,6 +60,10 @@ fn main() -> ExitCode {
     {
         cli::complain(&error.into(), cli.global.json);
         return ExitCode::FAILURE;
+    }
+    if let Command::Verify(args) = &cli.command {
+        // Before there is a second thread: it makes namespaces for itself.
+        return ExitCode::from(args.run(&cli.global));
     }
     let json = cli.global.json;
     let ended = match tokio::runtime::Builder::new_multi_thread()

@@ -71,6 +71,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         | Command::Init(_)
         | Command::Doctor(_)
         | Command::Storage(_)
+        | Command::Verify(_)
         | Command::Template(_)
         | Command::Completions { .. } => {
             Err(Error::internal("this command needs no server").into())

@@ -32,6 +32,10 @@ impl Output {
         }
     }
 
+    pub const fn colour(&self) -> bool {
+        self.colour
+    }
+
     /// One line of text.
     pub fn line(&self, text: &str) -> io::Result<()> {
         writeln!(io::stdout().lock(), "{text}")

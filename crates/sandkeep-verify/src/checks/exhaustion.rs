@@ -1,0 +1,555 @@
+//! Using up what others need. Every attempt is bounded and gives back at once what it took, so that
+//! a host on which it works does not suffer.
+
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::neighbours::in_background;
+use crate::{
+    bench::Bench,
+    check::{CONTAINER, Check, Class, EVERYWHERE, Level, Verdict, judged},
+    fault::{Doing as _, Fault, Result},
+    prepare::prepare,
+    sandbox::{Report, Sandbox, Wish},
+    server::Place,
+    weakness::Weakness,
+};
+
+const LIMITS: &str = "One sandbox takes what the others and the host need.";
+const ADVICE: &str = "Check `sandkeep doctor` for cgroup warnings; lower `max_boxes` and the largest \
+                    limits until it is mended; report it.";
+const NOT_MICROVM: &[Level] = &[Level::Container, Level::Gvisor];
+
+pub const CHECKS: &[Check] = &[
+    Check {
+        id: "exhaust-processes",
+        class: Class::Exhaustion,
+        attack: "more processes than allowed",
+        source: "docs/threats.md: fork bomb",
+        levels: EVERYWHERE,
+        means: LIMITS,
+        todo: ADVICE,
+        weakened_by: &[Weakness::LimitsLifted, Weakness::NoCgroup],
+        run: processes,
+    },
+    Check {
+        id: "exhaust-memory",
+        class: Class::Exhaustion,
+        attack: "more memory than allowed",
+        source: "docs/threats.md: memory hog",
+        levels: EVERYWHERE,
+        means: LIMITS,
+        todo: ADVICE,
+        weakened_by: &[Weakness::LimitsLifted, Weakness::NoCgroup],
+        run: |bench, level| memory(bench, level, "pages"),
+    },
+    Check {
+        id: "exhaust-memory-files",
+        class: Class::Exhaustion,
+        attack: "more memory than allowed, by files",
+        source: "docs/threats.md: memory hog, also through tmpfs",
+        levels: EVERYWHERE,
+        means: LIMITS,
+        todo: ADVICE,
+        weakened_by: &[Weakness::LimitsLifted],
+        run: |bench, level| memory(bench, level, "tmpfs"),
+    },
+    Check {
+        id: "exhaust-memory-sockets",
+        class: Class::Exhaustion,
+        attack: "more memory than allowed, in sockets",
+        source: "finding 6",
+        levels: EVERYWHERE,
+        means: "Memory in the queues of connections is not counted: a sandbox takes it from the \
+                host, and then the host's own TCP suffers.",
+        todo: "Use a host with cgroup2 for memory, or update Sandkeep.",
+        weakened_by: &[Weakness::LimitsLifted],
+        run: |bench, level| memory(bench, level, "sockets"),
+    },
+    Check {
+        id: "exhaust-disk",
+        class: Class::Exhaustion,
+        attack: "more disk than allowed",
+        source: "docs/threats.md: disk filler",
+        levels: EVERYWHERE,
+        means: LIMITS,
+        todo: ADVICE,
+        weakened_by: &[Weakness::LimitsLifted],
+        run: disk,
+    },
+    Check {
+        id: "exhaust-open-files",
+        class: Class::Exhaustion,
+        attack: "more open files than allowed",
+        source: "docs/threats.md: descriptors",
+        levels: EVERYWHERE,
+        means: LIMITS,
+        todo: ADVICE,
+        weakened_by: &[Weakness::LimitsLifted],
+        run: open_files,
+    },
+    Check {
+        id: "exhaust-cpu",
+        class: Class::Exhaustion,
+        attack: "more processor time than allowed",
+        source: "docs/threats.md: CPU hog",
+        levels: NOT_MICROVM,
+        means: LIMITS,
+        todo: ADVICE,
+        weakened_by: &[Weakness::LimitsLifted, Weakness::NoCgroup],
+        run: cpu,
+    },
+    Check {
+        id: "exhaust-kernel-inotify",
+        class: Class::Exhaustion,
+        attack: "inotify instances of all sandboxes",
+        source: "finding 4",
+        levels: NOT_MICROVM,
+        means: "The kernel counts them for all sandboxes and the host's root together: one \
+                sandbox takes all.",
+        todo: ADVICE,
+        weakened_by: &[Weakness::SameSandbox],
+        run: |bench, level| kernel_wide(bench, level, "inotify", "user"),
+    },
+    Check {
+        id: "exhaust-kernel-queues",
+        class: Class::Exhaustion,
+        attack: "message queues of all sandboxes",
+        source: "finding 4",
+        levels: CONTAINER,
+        means: "The kernel counts them for all sandboxes and the host's root together: one \
+                sandbox takes all.",
+        todo: ADVICE,
+        weakened_by: &[Weakness::SameSandbox],
+        run: |bench, level| kernel_wide(bench, level, "queues", "root"),
+    },
+    Check {
+        id: "exhaust-kernel-timers",
+        class: Class::Exhaustion,
+        attack: "timers and signals of all sandboxes",
+        source: "finding 4",
+        levels: CONTAINER,
+        means: "The kernel counts them for all sandboxes and the host's root together: one \
+                sandbox takes all.",
+        todo: ADVICE,
+        weakened_by: &[Weakness::SameSandbox],
+        run: |bench, level| kernel_wide(bench, level, "timers", "root"),
+    },
+    Check {
+        id: "exhaust-kernel-aio",
+        class: Class::Exhaustion,
+        attack: "AIO contexts of the whole host",
+        source: "finding 4",
+        levels: CONTAINER,
+        means: "One sandbox takes all of them; databases on the host and in other sandboxes fail.",
+        todo: ADVICE,
+        weakened_by: &[Weakness::SeccompOff],
+        run: |bench, level| kernel_wide(bench, level, "aio", "user"),
+    },
+    Check {
+        id: "exhaust-terminals",
+        class: Class::Exhaustion,
+        attack: "terminals of the whole host",
+        source: "finding 4",
+        levels: CONTAINER,
+        means: "A few sandboxes take all terminals; no one logs in any more.",
+        todo: ADVICE,
+        weakened_by: &[],
+        run: terminals,
+    },
+    Check {
+        id: "exhaust-neighbour-table",
+        class: Class::Exhaustion,
+        attack: "the host's table of neighbours",
+        source: "finding 5",
+        levels: EVERYWHERE,
+        means: "A sandbox fills a table that all networks of the host share; then the host finds \
+                no new neighbour, nor its gateway.",
+        todo: "Raise net.ipv6.neigh.default.gc_thresh3 and its IPv4 twin; update Sandkeep.",
+        weakened_by: &[],
+        run: neighbour_table,
+    },
+    Check {
+        id: "exhaust-server",
+        class: Class::Exhaustion,
+        attack: "descriptors of the server",
+        source: "finding 8",
+        levels: CONTAINER,
+        means: "A few sandboxes without any rights make the API stop answering.",
+        todo: "Raise the server's limit of open files (LimitNOFILE) and lower `max_boxes`.",
+        weakened_by: &[Weakness::Planted],
+        run: server_descriptors,
+    },
+    Check {
+        id: "exhaust-pool",
+        class: Class::Exhaustion,
+        attack: "the disk below all sandboxes",
+        source: "finding 3",
+        levels: CONTAINER,
+        means: "A sandbox within its own limit destroys the storage of all others, and the ledger.",
+        todo: "Give the pool file all its space (`fallocate`), or keep the sum of disk limits \
+               below what the disk has.",
+        weakened_by: &[Weakness::Planted],
+        run: pool,
+    },
+];
+
+fn limited(bench: &Bench, level: Level, more: Value) -> Result<Sandbox> {
+    let mut limits = json!({"memory_mib": 256, "cpu_millis": 1000, "disk_mib": 512, "pids": 256});
+    if let (Some(all), Value::Object(more)) = (limits.as_object_mut(), more) {
+        all.extend(more);
+    }
+    bench.sandbox(
+        level,
+        &Wish {
+            limits: Some(limits),
+            ..Wish::default()
+        },
+    )
+}
+
+/// More than a quarter above the limit is broken: what counts is counted in pages and blocks.
+fn bounded(got: f64, limit: f64, what: &str) -> Verdict {
+    let shown = format!("{got:.0} {what} of {limit:.0} allowed");
+    if got > limit * 1.25 {
+        Verdict::Broken(shown)
+    } else {
+        Verdict::Held(shown)
+    }
+}
+
+fn processes(bench: &Bench, level: Level) -> Result<Verdict> {
+    const ALLOWED: u32 = 64;
+    let sandbox = limited(bench, level, json!({"pids": ALLOWED}))?;
+    let script = include_str!("../probes/exh_pids.py");
+    let report = to_the_end(
+        bench,
+        &sandbox,
+        script,
+        &json!({"most": 3 * ALLOWED}),
+        "user",
+    )?;
+    Ok(bounded(report.number("got")?, ALLOWED.into(), "processes"))
+}
+
+fn memory(bench: &Bench, level: Level, kind: &str) -> Result<Verdict> {
+    const ALLOWED: u32 = 192;
+    let sandbox = limited(bench, level, json!({"memory_mib": ALLOWED}))?;
+    let script = include_str!("../probes/exh_memory.py");
+    let arguments = json!({"kind": kind, "most": 2 * ALLOWED, "file": "/dev/shm/verify-fill"});
+    let report = to_the_end(bench, &sandbox, script, &arguments, "root")?;
+    Ok(bounded(report.number("got")?, ALLOWED.into(), "MiB"))
+}
+
+fn disk(bench: &Bench, level: Level) -> Result<Verdict> {
+    const ALLOWED: u32 = 64;
+    /// A machine's disk is an image made for the template and the limit together: what the image
+    /// was made larger for the file system's own needs can be written, too.
+    const ROUNDING: f64 = 256.0;
+    let sandbox = limited(bench, level, json!({"disk_mib": ALLOWED}))?;
+    let script = include_str!("../probes/exh_disk.py");
+    let report = bench.probe(&sandbox, script, &json!({"most": 3 * ALLOWED}), "root")?;
+    let got = report.number("got")?;
+    if level == Level::Microvm && got > f64::from(ALLOWED) {
+        let free = report.number("free")?;
+        let shown =
+            format!("{got:.0} MiB of {ALLOWED} allowed; its image ends after {free:.0} MiB");
+        return Ok(if free > f64::from(ALLOWED) * 1.25 + ROUNDING {
+            Verdict::Broken(shown)
+        } else {
+            Verdict::Held(shown)
+        });
+    }
+    Ok(bounded(got, ALLOWED.into(), "MiB"))
+}
+
+fn open_files(bench: &Bench, level: Level) -> Result<Verdict> {
+    const ALLOWED: u32 = 256;
+    let sandbox = limited(bench, level, json!({"open_files": ALLOWED}))?;
+    let script = include_str!("../probes/exh_files.py");
+    let report = bench.probe(&sandbox, script, &json!({"most": 4 * ALLOWED}), "user")?;
+    Ok(bounded(report.number("got")?, ALLOWED.into(), "open files"))
+}
+
+fn cpu(bench: &Bench, level: Level) -> Result<Verdict> {
+    // So little that also a busy host could give more.
+    const ALLOWED: f64 = 0.1;
+    let sandbox = limited(bench, level, json!({"cpu_millis": 100}))?;
+    let used = || -> Result<f64> {
+        let info = sandbox.info()?;
+        let micros = info["usage"]["cpu_usec"].as_f64();
+        micros
+            .map(|micros| micros / 1e6)
+            .ok_or_else(|| Fault::cannot("the server tells no processor time"))
+    };
+    let (before, begun) = (used()?, Instant::now());
+    let script = include_str!("../probes/exh_cpu.py");
+    let report = bench.probe(&sandbox, script, &json!({"seconds": 3}), "user")?;
+    // A kernel of its own counts as it likes; the host counts what it gave.
+    let share = if level.own_kernel() {
+        (used()? - before) / begun.elapsed().as_secs_f64()
+    } else {
+        report.number("used")? / report.number("wall")?.max(0.1)
+    };
+    let shown = format!("{share:.2} of a core, {ALLOWED} allowed");
+    // What it may get beyond the limit is one period at each end.
+    Ok(if share > ALLOWED * 1.7 {
+        Verdict::Broken(shown)
+    } else {
+        Verdict::Held(shown)
+    })
+}
+
+/// Runs a probe that may cost the sandbox its life: then that is said, instead of how the
+/// connection to it broke.
+fn to_the_end(
+    bench: &Bench,
+    sandbox: &Sandbox,
+    script: &str,
+    arguments: &Value,
+    user: &str,
+) -> Result<Report> {
+    match bench.probe(sandbox, script, arguments, user) {
+        Err(Fault::Refused { message, .. }) => {
+            bench.stop.sleep(Duration::from_secs(1))?;
+            let state = sandbox.info().map_or_else(
+                |_| "gone".to_owned(),
+                |info| info["state"].as_str().unwrap_or_default().to_owned(),
+            );
+            if state == "running" {
+                return Err(Fault::Cannot(message));
+            }
+            Err(Fault::Cannot(format!(
+                "the sandbox itself ended of it ({state}), which harms no other: what it got by then is not known"
+            )))
+        }
+        other => other,
+    }
+}
+
+/// One sandbox holds a half; whether another one still gets a bit more than the other half.
+fn kernel_wide(bench: &Bench, level: Level, kind: &str, user: &str) -> Result<Verdict> {
+    let script = include_str!("../probes/exh_kernel.py");
+    let first = limited(bench, level, json!({}))?;
+    let other;
+    let second = if bench.weak(Weakness::SameSandbox) {
+        &first
+    } else {
+        other = limited(bench, level, json!({}))?;
+        &other
+    };
+    let count = |kinds: &[&str]| -> Result<f64> {
+        let arguments = json!({"kinds": kinds, "share": 0.7, "hold": 0});
+        bench.probe(second, script, &arguments, user)?.number(kind)
+    };
+    let alone = count(&[kind])?;
+    let arguments = json!({"kinds": [kind], "share": 0.5, "hold": 30});
+    let holding = in_background(bench, &first, script, &arguments, user)?.number(kind)?;
+    let beside = count(&[kind])?;
+    first.exec(&["touch", "/tmp/release"], user)?;
+    let shown = format!("{alone} alone, {beside} while another sandbox holds {holding}");
+    if alone == 0.0 && holding == 0.0 {
+        return Ok(Verdict::Held("not available in a sandbox".to_owned()));
+    }
+    Ok(if beside < alone * 0.95 {
+        Verdict::Broken(shown)
+    } else {
+        Verdict::Held(shown)
+    })
+}
+
+fn terminals(bench: &Bench, level: Level) -> Result<Verdict> {
+    let number = |file: &str| -> Result<f64> {
+        fs::read_to_string(file)
+            .doing("reading how many terminals there are")?
+            .trim()
+            .parse()
+            .map_err(|_| Fault::cannot("the kernel tells no number of terminals"))
+    };
+    let all = number("/proc/sys/kernel/pty/max")?;
+    let sandbox = limited(bench, level, json!({}))?;
+    let script = include_str!("../probes/exh_terminals.py");
+    let report = bench.probe(&sandbox, script, &json!({"most": 1100}), "user")?;
+    let got = report.number("got")?;
+    let shown = format!("{got} terminals of the host's {all}");
+    // Ten sandboxes that take as many leave none.
+    Ok(if got * 10.0 > all {
+        Verdict::Broken(shown)
+    } else {
+        Verdict::Held(shown)
+    })
+}
+
+fn neighbour_table(bench: &Bench, level: Level) -> Result<Verdict> {
+    const COUNT: u64 = 96;
+    let sandbox = limited(bench, level, json!({}))?;
+    let before = bench.tables.entries()?;
+    let script = include_str!("../probes/exh_neighbours.py");
+    let arguments = json!({
+        "device": "eth0", "count": COUNT, "host6": "fd00:a::1", "net6": "fd00:a::",
+        "mac": [2, 0, 10, 0, 0, 1],
+    });
+    let report = bench.probe(&sandbox, script, &arguments, "root")?;
+    bench.stop.sleep(Duration::from_millis(300))?;
+    let after = bench.tables.entries()?;
+    let six = after.0.saturating_sub(before.0);
+    let four = after.1.saturating_sub(before.1);
+    let shown = format!(
+        "{:.0} packets of {COUNT} false neighbours; entries on the host: {six} more (IPv6), {four} more (IPv4)",
+        report.number("sent")?
+    );
+    // Others on this host make some entries, too.
+    Ok(if six.max(four) > COUNT / 2 {
+        Verdict::Broken(shown)
+    } else {
+        Verdict::Held(shown)
+    })
+}
+
+fn server_descriptors(bench: &Bench, level: Level) -> Result<Verdict> {
+    const MOST: usize = 1500;
+    /// What one sandbox may cost the server.
+    const ALLOWED: usize = 600;
+    let descriptors = || -> Result<usize> {
+        let listed = fs::read_dir(format!("/proc/{}/fd", bench.server.pid()));
+        Ok(listed.doing("counting the server's descriptors")?.count())
+    };
+    let sandbox = limited(bench, level, json!({"open_files": 65_536}))?;
+    let before = descriptors()?;
+    let script = include_str!("../probes/exh_server.py");
+    let report = in_background(bench, &sandbox, script, &json!({"most": MOST}), "user")?;
+    let mut more = descriptors()?.saturating_sub(before);
+    if bench.weak(Weakness::Planted) {
+        more += ALLOWED;
+    }
+    let health = bench.api().request(
+        Method::GET,
+        "/v1/health",
+        None,
+        &[],
+        Duration::from_secs(10),
+    )?;
+    let shown = format!(
+        "{:.0} silent connections of one sandbox cost the server {more} descriptors",
+        report.number("got")?
+    );
+    if health.status != 200 {
+        return Ok(Verdict::Broken(format!("{shown}, and it does not answer")));
+    }
+    Ok(if more > ALLOWED {
+        Verdict::Broken(shown)
+    } else {
+        Verdict::Held(shown)
+    })
+}
+
+/// A private server of its own, on a small file system of its own, whose disk is really full.
+fn pool(bench: &Bench, level: Level) -> Result<Verdict> {
+    let base = bench.dir.join("small");
+    let image = bench.dir.join("small.img");
+    fs::create_dir_all(&base).doing("making a directory")?;
+    let made = small_disk(bench, &image, &base).and_then(|place| filled(bench, level, &place));
+    let _unmounted = Command::new("umount").arg(base.join("state/pool")).output();
+    let _unmounted = Command::new("umount").arg("--lazy").arg(&base).output();
+    let _ = fs::remove_file(&image);
+    made
+}
+
+fn small_disk(bench: &Bench, image: &Path, base: &Path) -> Result<Place> {
+    let file = fs::File::create(image).doing("making a small disk")?;
+    file.set_len(2600 << 20).doing("making a small disk")?;
+    drop(file);
+    let run = |command: &mut Command| -> Result<()> {
+        let ran = command.output().doing("making a small disk")?;
+        if ran.status.success() {
+            return Ok(());
+        }
+        Err(Fault::Cannot(format!(
+            "making a small disk: {}",
+            String::from_utf8_lossy(&ran.stderr).trim()
+        )))
+    };
+    run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(image))?;
+    run(Command::new("mount")
+        .args(["-o", "loop"])
+        .arg(image)
+        .arg(base))?;
+    let place = Place {
+        state: base.join("state"),
+        // What an operator gets who says nothing.
+        storage_bytes: 100 << 30,
+        microvm_kernel: None,
+        ..bench.place.clone()
+    };
+    // The template is taken from the first private server.
+    prepare(&place, &bench.server.state, &bench.stop, &|_| {})?;
+    Ok(place)
+}
+
+fn filled(bench: &Bench, level: Level, place: &Place) -> Result<Verdict> {
+    let mut server = place.start(&bench.runtime, &bench.stop)?;
+    let wish = |disk: u32| Wish {
+        limits: Some(json!({"memory_mib": 256, "cpu_millis": 2000, "disk_mib": disk, "pids": 128})),
+        ..Wish::default()
+    };
+    let came = (|| {
+        let neighbour = Sandbox::create(&server.api, level, &wish(512))?;
+        let hog = Sandbox::create(&server.api, level, &wish(8192))?;
+        let write =
+            "dd if=/dev/urandom of=/tmp/kept bs=64k count=16 conv=fsync 2>&1 && ls / >/dev/null";
+        if neighbour.exec(&["sh", "-c", write], "user")?.code != Some(0) {
+            return Err(Fault::cannot("a sandbox on the small disk cannot write"));
+        }
+        let fill = "dd if=/dev/urandom of=/fill bs=1M count=4000 conv=fsync 2>&1; sync; sleep 2";
+        let ran = hog.exec(&["sh", "-c", fill], "root");
+        let mut wrong = Vec::new();
+        if let Err(Fault::Stopped) = ran {
+            return Err(Fault::Stopped);
+        }
+        let after = neighbour.exec(&["sh", "-c", write], "user");
+        let broken = !matches!(&after, Ok(ran) if ran.code == Some(0));
+        if broken || bench.weak(Weakness::Planted) {
+            let why = match after {
+                Ok(ran) => format!("{} {}", ran.out.trim(), ran.err.trim()),
+                Err(fault) => fault.to_string(),
+            };
+            let why: String = why.chars().take(120).collect();
+            wrong.push(format!("a neighbour cannot write: {why}"));
+        }
+        let path = hog.path("");
+        let killed = server
+            .api
+            .json(Method::DELETE, &path, None, Duration::from_secs(60));
+        if let Err(fault) = killed {
+            wrong.push(format!("the one that filled it cannot be ended: {fault}"));
+        } else {
+            let again = bench.stop.wait_for(
+                Duration::from_secs(30),
+                "a new sandbox after the full one was ended",
+                || match Sandbox::create(&server.api, level, &wish(512)) {
+                    Ok(made) => Ok(Some(made)),
+                    Err(Fault::Stopped) => Err(Fault::Stopped),
+                    Err(_) => Ok(None),
+                },
+            );
+            match again {
+                Err(Fault::Stopped) => return Err(Fault::Stopped),
+                Err(fault) => wrong.push(fault.to_string()),
+                Ok(_) => {}
+            }
+        }
+        Ok(judged(
+            &wrong,
+            "a neighbour went on writing, and ending the full one made room again",
+        ))
+    })();
+    server.end();
+    came
+}
