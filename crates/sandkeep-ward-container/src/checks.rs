@@ -365,6 +365,19 @@ mod tests {
     }
 
     #[test]
+    fn what_sandboxes_share_is_compared_with_how_many_are_allowed() {
+        assert_eq!(process_ids("4194304", 2000).verdict, Verdict::Ok);
+        let few = process_ids("32768", 33);
+        assert_eq!(few.verdict, Verdict::Warning);
+        assert!(few.fix.unwrap().contains("kernel.pid_max=65536"));
+        assert_eq!(terminals("4096", "1024", 48).verdict, Verdict::Ok);
+        let few = terminals("4096", "1024", 49);
+        assert_eq!(few.verdict, Verdict::Warning);
+        assert!(few.fix.unwrap().contains("kernel.pty.max=4160"));
+        assert_eq!(terminals("", "", 1).verdict, Verdict::Warning);
+    }
+
+    #[test]
     fn switched_off_namespaces_say_how_to_switch_them_on() {
         assert_eq!(user_namespaces("96343").verdict, Verdict::Ok);
         assert!(user_namespaces("0").fix.unwrap().contains("sysctl"));
