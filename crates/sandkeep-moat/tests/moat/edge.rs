@@ -105,7 +105,10 @@ fn inner_networks_under_open() {
             let answer = world.talk(at(address, 80), get("x.test")).await;
             assert!(answer.is_err(), "{address} {answer:?}");
         }
-        assert!(refused_via(&moat, Via::Tcp, "192.168.7.1"));
+        // The kernel tells of it a moment later.
+        while !refused_via(&moat, Via::Tcp, "192.168.7.1") {
+            tokio::task::yield_now().await;
+        }
         // The box's loopback is its own, not that of the server.
         let answer = world.talk(at("127.0.0.1", 80), get("localhost")).await;
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::ConnectionRefused);

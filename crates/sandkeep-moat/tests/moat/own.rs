@@ -11,7 +11,7 @@ fn serve(world: &World) {
     let listener = inside(&world.here, || TcpListener::bind("[::]:8090").unwrap());
     thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
-            drop(stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nthe host"));
+            drop(stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\ninternal"));
         }
     });
 }
@@ -23,7 +23,7 @@ fn everything(config: &mut sandkeep_moat::MoatConfig) {
 async fn is_closed(world: &World, address: &str) {
     let answer = world.talk(at(address, 8090), get(address)).await;
     let refused = match &answer {
-        Ok(answer) => !answer.contains("the host") && denied(answer)["host"] != "",
+        Ok(answer) => !answer.contains("internal") && denied(answer)["host"] != "",
         Err(_) => was_reset(&answer),
     };
     assert!(refused, "{address} {answer:?}");
