@@ -111,7 +111,7 @@ pub async fn serve(state: Arc<BoxState>, stream: TcpStream) {
     };
     let socket = Arc::clone(&connection.socket);
     let over = connection.state.hung_up();
-    let finished = over.run_until_cancelled(connection.run(&policy)).await;
+    let finished = Box::pin(over.run_until_cancelled(connection.run(&policy))).await;
     if !matches!(finished, Some(End::Clean)) {
         reset(&socket);
     }

@@ -14,6 +14,7 @@ mod limits;
 mod narrowed;
 mod origin;
 mod plain;
+mod read_alike;
 mod reflection;
 mod tls;
 mod world;
