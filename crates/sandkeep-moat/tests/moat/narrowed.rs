@@ -104,6 +104,7 @@ fn hidden_requests() -> Vec<Vec<u8>> {
         b"\x01GET /private HTTP/1.1",
         b"GET\0 /private\rHTTP/1.1",
         b"PROPFIND http:/private",
+        b"\xef\xbb\xbf /private",
         b"get #x",
         b"get ?x",
         // A line feed alone is a blank to gunicorn.
