@@ -133,9 +133,7 @@ async fn serve(connection: Connection, place: Option<Place>, policy: Arc<Policy>
     let (state, to) = (Arc::clone(&connection.state), connection.to.ip());
     let over = state.hung_up();
     state.used(to);
-    let finished = over
-        .run_until_cancelled(connection.run(place, &policy))
-        .await;
+    let finished = Box::pin(over.run_until_cancelled(connection.run(place, &policy))).await;
     if !matches!(finished, Some(End::Clean)) {
         reset(&socket);
     }

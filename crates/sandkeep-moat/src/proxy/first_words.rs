@@ -192,7 +192,11 @@ fn of_line(line: &[u8]) -> Kind {
         return Kind::Http2;
     }
     let mut words = line.split(|b| is_separator(*b)).filter(|w| !w.is_empty());
-    let method = words.next().unwrap_or_default();
+    let method = words.clone().next().unwrap_or_default();
+    // To Apache what is no text may be the method, and the first word its target.
+    if line.first().is_some_and(|byte| is_visible(*byte)) {
+        words.next();
+    }
     if is_plain(line, method) {
         return Kind::Http1;
     }
@@ -274,6 +278,7 @@ mod tests {
             (b"EHLO x\r\n", Some(Kind::Raw)),
             (b"AMQP\0", Some(Kind::Binary)),
             (b"AMQP\0\x0a", Some(Kind::Binary)),
+            (b"\xef\xbb\xbf /private\r\n", Some(Kind::Odd)),
             (b"GEEET\n", Some(Kind::Binary)),
             (b"GEEET\n /private HTTP/1.1\r\n", Some(Kind::Odd)),
             (b"{}\n{}\r\n", Some(Kind::Raw)),

@@ -33,8 +33,8 @@ impl Saw {
             server: server.to_owned(),
             method: method.to_owned(),
             host: host.to_owned(),
-            path: path.to_owned(),
-            target: target.to_owned(),
+            path: unescaped(path),
+            target: unescaped(target),
             overridden: overridden.replace('-', ""),
         })
     }
@@ -57,6 +57,11 @@ impl Saw {
             _ => Some("a host that is not allowed"),
         }
     }
+}
+
+/// nginx and Apache write a quote as `\x22`, which is no backslash.
+fn unescaped(text: &str) -> String {
+    text.replace("\\x", "%")
 }
 
 /// The path as it is, and as servers and what stands behind them decode, cut and join it.
@@ -147,6 +152,14 @@ fn joined(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_quote_in_a_log_is_no_backslash() {
+        let line = r"SAW	nginx	200	GET	b.test	/public/..\x220/private	/public/..%220/private	-";
+        assert_eq!(Saw::parse(line).unwrap().forbidden(), None);
+        let line = r"SAW	nginx	200	GET	b.test	/public/..\private	/public/..%5cprivate	-";
+        assert!(Saw::parse(line).unwrap().forbidden().is_some());
+    }
 
     #[test]
     fn every_reading_counts() {

@@ -17,6 +17,7 @@ mod oracle;
 mod origin;
 mod own;
 mod plain;
+mod read_alike;
 mod reflection;
 mod syn;
 mod tls;
