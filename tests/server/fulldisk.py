@@ -106,7 +106,10 @@ def stopped_writing(box: Box) -> str | None:
     if info.get("held"):
         return "held"
     try:
-        ended = box.root("cat /run/ended", timeout_ms=20_000)
+        ended = box.root("cat /run/ended", timeout_ms=20_000, http_timeout=30)
+    except TimeoutError:
+        # It was held with the question in it, which is answered when it goes on.
+        return None
     except Refused as refused:
         # A machine that is busy with its disk answers late.
         if refused.error.get("code") in ("box_unreachable", "deadline_exceeded"):
