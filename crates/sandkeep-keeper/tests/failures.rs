@@ -176,7 +176,7 @@ async fn a_full_disk_left_a_sandbox_pausing_for_good() {
     let keeper = world.keeper_with(store.clone()).await;
     let made = keeper.create(request()).await.unwrap();
     let listed = async || {
-        let page = keeper.list(&sandkeep_model::ListFilter::default()).await;
+        let page = keeper.list(&ListFilter::default()).await;
         page.unwrap().items[0].state
     };
     let filler = disk.0.path().join("filler");

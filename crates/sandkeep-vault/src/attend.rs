@@ -2,7 +2,7 @@
 //! together may write never passes what there is.
 
 use sandkeep_model::{Result, SandboxId};
-use std::{os::fd::AsFd as _, time::Duration};
+use std::{os::fd::AsFd as _, sync::atomic::Ordering, time::Duration};
 use tokio::task::JoinHandle;
 
 use crate::{
@@ -88,7 +88,15 @@ pub fn attend(vault: &Inner) -> Result<StorageState> {
     let names = sizing::watermark_for_names(space.total);
     // What was kept free once may be used up by the server itself.
     let reserve = sizing::reserve(space.total);
-    state.low = left < sizing::watermark(space.total) || space.free_for_names < names;
+    // Once low, it takes more than a little to be well again: else those who are held would be
+    // let go at the first byte that somebody frees.
+    let was_low = vault.was_low.load(Ordering::Relaxed);
+    let (mark, names_mark) = match (sizing::watermark(space.total), was_low) {
+        (mark, true) => (mark + mark / 4, names + names / 4),
+        (mark, false) => (mark, names),
+    };
+    state.low = left < mark || space.free_for_names < names_mark;
+    vault.was_low.store(state.low, Ordering::Relaxed);
     // The limit of all disks together is as exact as this.
     state.spent = left <= reserve + reserve / 8 + 8 * MIB || space.free_for_names < names / 2;
     if !state.read_only && pool.kind != PoolKind::PlainDirectory {

@@ -6,7 +6,7 @@ use std::{
     io::Read,
     os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
 };
 
 use crate::{
@@ -54,6 +54,8 @@ pub struct Inner {
     pub quota: Quota,
     pub allow_unlimited: bool,
     pub spares: Spares,
+    /// What the last look at the room found.
+    pub was_low: AtomicBool,
     pub verified: Verified,
     pub disk_reader: Option<DiskReader>,
     /// What an earlier run left half-made and could not be removed yet.
@@ -118,6 +120,7 @@ impl Inner {
             allow_unlimited: config.allow_unlimited_disk,
             disk_reader: config.disk_reader.clone(),
             spares: Spares::default(),
+            was_low: AtomicBool::new(false),
             verified,
             half_made,
             parcel_key,

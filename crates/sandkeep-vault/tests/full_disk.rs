@@ -62,7 +62,7 @@ impl Small {
     }
 
     /// Something else on the host takes all there is.
-    fn pour(&self) {
+    fn fill(&self) {
         let file = File::options()
             .create(true)
             .append(true)

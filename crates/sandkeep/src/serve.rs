@@ -233,16 +233,18 @@ async fn open_keeper(
         state.path().join("ward-gvisor"),
         agent.clone(),
     ))?;
+    let machines = if vault.is_read_only() {
+        // Nothing can be made there until it is repaired; those that run need it not.
+        state.path().join("ward-microvm-machines")
+    } else {
+        // Beside the images of boxes, which share its blocks.
+        vault.pool().await?.path.join("machines")
+    };
     let microvm = MicrovmWard::new(MicrovmWardConfig {
         kernel: config.microvm_kernel.clone(),
         waiting: config.microvm_waiting,
         warm: config.microvm_warm,
-        ..MicrovmWardConfig::new(
-            state.path().join("ward-microvm"),
-            // Beside the images of boxes, which share its blocks.
-            vault.pool().await?.path.join("machines"),
-            agent,
-        )
+        ..MicrovmWardConfig::new(state.path().join("ward-microvm"), machines, agent)
     })?;
     let wards: Vec<Arc<dyn Ward>> = vec![container, gvisor, microvm];
     let keeper = KeeperConfig {

@@ -108,7 +108,7 @@ def test_something_else_filled_the_disk_and_the_pool_was_read_only_for_good(disk
     disk.fill()
     small.start()
     still_works(neighbour, "restarted")
-    assert "storage_low" in small.reasons()
+    wait_for(lambda: "storage_low" in small.reasons(), "it says so again")
     # Room on the disk below is enough: who was held goes on by itself.
     disk.give_back()
     wait_for(lambda: small.health()["status"] == "ok" or stopped_writing(culprit) == "held", "the room is back", 120)

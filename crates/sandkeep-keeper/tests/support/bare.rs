@@ -58,7 +58,7 @@ pub struct BareWard {
     /// Memory can be written: not really, but the note that stands for it is looked at.
     pub has_engine: AtomicBool,
     /// This file takes all the room of its disk when a box is frozen.
-    pub full_when_frozen: std::sync::Mutex<Option<std::path::PathBuf>>,
+    pub full_when_frozen: Mutex<Option<PathBuf>>,
     /// The build the engine says it is.
     pub engine_build: AtomicUsize,
     pub restores: AtomicUsize,
@@ -121,7 +121,7 @@ impl BareWard {
             faults: Faults::default(),
             unusable: AtomicBool::new(false),
             has_engine: AtomicBool::new(false),
-            full_when_frozen: std::sync::Mutex::default(),
+            full_when_frozen: Mutex::default(),
             engine_build: AtomicUsize::new(1),
             restores: AtomicUsize::new(0),
             gate: Semaphore::new(Semaphore::MAX_PERMITS >> 1),
@@ -335,7 +335,7 @@ impl Ward for BareWard {
 
     async fn freeze(&self, id: &SandboxId) -> Result<()> {
         if let Some(filler) = self.full_when_frozen.lock().unwrap().take() {
-            let mut file = std::fs::File::create(filler).unwrap();
+            let mut file = fs::File::create(filler).unwrap();
             while std::io::Write::write_all(&mut file, &[0; 4096]).is_ok() {}
         }
         strike(&self.faults.freeze, "freeze")?;
