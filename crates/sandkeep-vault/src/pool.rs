@@ -1,9 +1,7 @@
 //! The pool: a btrfs file system in a file of ours, a directory the operator gives,
 //! or, where there is no btrfs, a plain directory without limits.
 
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, UnmountFlags, mount_remount,
-};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_remount};
 use sandkeep_model::{Code, Error, Result, human_bytes};
 use std::{
     ffi::CStr,
@@ -341,13 +339,7 @@ fn remount(root: &Path) {
 }
 
 fn mount_pool(device: &Path, root: &Path) -> Result<()> {
-    let mounted = rustix::mount::mount(
-        device,
-        root,
-        "btrfs",
-        FLAGS,
-        Some(OPTIONS),
-    );
+    let mounted = rustix::mount::mount(device, root, "btrfs", FLAGS, Some(OPTIONS));
     match mounted {
         Ok(()) => {}
         Err(rustix::io::Errno::NODEV) => return Err(no_btrfs()),
