@@ -324,7 +324,7 @@ machine_kernel() {
 MIN_CRIU=4.2
 # What our patch adds to the version: bump it with every change of the patch, so that builds
 # with an earlier one are made again.
-CRIU_FLAVOUR=sandkeep4
+CRIU_FLAVOUR=sandkeep5
 OUR_CRIU=/usr/local/lib/sandkeep/criu
 has_criu() { is_our_criu "$OUR_CRIU"; }
 
