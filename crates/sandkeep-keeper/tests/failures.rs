@@ -82,10 +82,15 @@ async fn a_disk_that_can_not_be_made() {
     let file = std::fs::File::create(&filler).unwrap();
     let taken = pool.free_bytes - (16 << 20);
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, taken).unwrap();
-    let error = fails_cleanly(&world, &keeper).await;
+    until("the storage is low", async || {
+        (!keeper.storage().reasons.is_empty()).then_some(())
+    })
+    .await;
+    // Refused before anything is made of it.
+    let error = keeper.create(request()).await.unwrap_err();
+    world.assert_empty().await;
     assert_eq!(error.code, Code::DiskFull);
-    assert!(error.message.contains("making the disk"), "{error}");
-    assert!(error.message.contains("full"), "{error}");
+    assert!(error.message.contains("storage is nearly full"), "{error}");
     assert!(error.hint.is_some());
     std::fs::remove_file(&filler).unwrap();
 }
@@ -179,13 +184,18 @@ async fn a_full_disk_left_a_sandbox_pausing_for_good() {
         let page = keeper.list(&ListFilter::default()).await;
         page.unwrap().items[0].state
     };
+    let pause = async || {
+        world.ward.faults.freeze.store(1, Ordering::SeqCst);
+        let wish = sandkeep_keeper::PauseWish::Memory;
+        keeper.pause(&made.id, wish).await.unwrap_err();
+    };
+    // Until the log has no room left that it had before it was folded into the file.
+    for _ in 0..12 {
+        pause().await;
+    }
     let filler = disk.0.path().join("filler");
     *world.ward.full_when_frozen.lock().unwrap() = Some(filler.clone());
-    world.ward.faults.freeze.store(1, Ordering::SeqCst);
-    keeper
-        .pause(&made.id, sandkeep_keeper::PauseWish::Memory)
-        .await
-        .unwrap_err();
+    pause().await;
     assert_eq!(keeper.get(&made.id).await.unwrap().state, State::Running);
     assert_eq!(
         listed().await,
