@@ -424,7 +424,13 @@ pub fn ask_within(
     let socket = UdpSocket::bind(any)?;
     socket.set_read_timeout(Some(patience))?;
     socket.connect(server)?;
-    socket.send(&query.to_vec().unwrap())?;
+    // More than some hundred flows a second are dropped at the sender.
+    while let Err(error) = socket.send(&query.to_vec().unwrap()) {
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            return Err(error);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
     let mut buffer = [0; 4096];
     let count = socket.recv(&mut buffer)?;
     Ok(Message::from_vec(&buffer[..count]).unwrap())
