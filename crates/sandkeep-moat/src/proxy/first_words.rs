@@ -85,8 +85,14 @@ pub fn classify_binary(bytes: &[u8]) -> Option<Kind> {
 fn at_line_end(line: &[u8]) -> Kind {
     match ended_early(line) {
         Some(Kind::Raw) => Kind::Raw,
+        _ if speaks_early(line) && !speaks_of_http(line) => Kind::Raw,
         _ => of_line(line),
     }
+}
+
+/// Protocols that begin without an end of line and wait for an answer then.
+fn speaks_early(line: &[u8]) -> bool {
+    begins_with_git(line) || is_stream_of_xml(line)
 }
 
 /// What an unfinished beginning is when nothing follows: never something to be read as HTTP.
@@ -144,8 +150,9 @@ fn is_old_hello(bytes: &[u8]) -> Option<bool> {
 /// Protocols that wait for an answer before they have sent a line, so that nobody can wait for
 /// its end. `line` holds no line feed.
 fn ended_early(line: &[u8]) -> Option<Kind> {
-    if is_git(line) || is_stream_of_xml(line) {
-        return Some(Kind::Raw);
+    // What follows may still make a request of it, to a server that takes any method.
+    if speaks_early(line) {
+        return Some(Kind::Binary);
     }
     let word = line.iter().take_while(|b| is_visible(**b)).count();
     let mut gap = line[word..].iter().take_while(|b| is_separator(**b));
@@ -162,24 +169,20 @@ fn ended_early(line: &[u8]) -> Option<Kind> {
 }
 
 /// A whole request of git, which has no end of line but says how long it is.
-fn is_git(line: &[u8]) -> bool {
-    let Some((length, rest)) = line.split_at_checked(4) else {
-        return false;
-    };
-    let length = std::str::from_utf8(length)
-        .ok()
+fn begins_with_git(line: &[u8]) -> bool {
+    let length = line
+        .get(..4)
+        .and_then(|length| std::str::from_utf8(length).ok())
         .and_then(|text| usize::from_str_radix(text, 16).ok());
-    length == Some(line.len())
-        && GIT.iter().any(|asked| rest.starts_with(asked))
-        && rest.ends_with(b"\0")
-        && !speaks_of_http(line)
+    let asked = length.and_then(|length| line.get(4..length));
+    asked.is_some_and(|asked| {
+        GIT.iter().any(|service| asked.starts_with(service)) && asked.ends_with(b"\0")
+    })
 }
 
 /// The opening of an XMPP stream.
 fn is_stream_of_xml(line: &[u8]) -> bool {
-    (line.starts_with(b"<?xml ") || line.starts_with(b"<stream:stream "))
-        && line.contains(&b'>')
-        && !speaks_of_http(line)
+    (line.starts_with(b"<?xml ") || line.starts_with(b"<stream:stream ")) && line.contains(&b'>')
 }
 
 fn speaks_of_http(line: &[u8]) -> bool {
@@ -284,6 +287,10 @@ mod tests {
             (b"{}\n{}\r\n", Some(Kind::Raw)),
             (b"GET\0 /private\rHTTP/1.1\r\n", Some(Kind::Odd)),
             (b"l\0\x0b\0", Some(Kind::Raw)),
+            (b"0021git-upload-pack /project\0a=b\0", Some(Kind::Binary)),
+            (b"0021git-upload-pack /project\0a=b\00032want 1\n", Some(Kind::Binary)),
+            (b"<?xml version='1.0'?><stream:stream xmlns='http://x/'>", Some(Kind::Binary)),
+            (b"<?xml version='1.0'?>\r\n", Some(Kind::Raw)),
             (b"GET\x01", None),
             (b"GET\x01/private\x01HTTP/1.1\r\n", Some(Kind::Odd)),
             (b"\r\n", None),
@@ -303,6 +310,8 @@ mod tests {
             b"GET\xa0/private\xa0HTTP/1.1\r\n",
             b"0024git-upload-pack /private HTTP/1.1\r\n",
             b"<?xml /private HTTP/1.1?>\r\n",
+            b"<?xml version='1.0'?>GET\x01/private HTTP/1.1\r\n",
+            b"0021git-upload-pack /private\0a=b\0 HTTP/1.1\r\n",
             b"\r\n\r\n\0\r\nQUIT\n",
             b"\x0b GET / HTTP/1.1\r\n",
         ] {
