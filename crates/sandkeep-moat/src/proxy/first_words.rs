@@ -288,8 +288,14 @@ mod tests {
             (b"GET\0 /private\rHTTP/1.1\r\n", Some(Kind::Odd)),
             (b"l\0\x0b\0", Some(Kind::Raw)),
             (b"0021git-upload-pack /project\0a=b\0", Some(Kind::Binary)),
-            (b"0021git-upload-pack /project\0a=b\00032want 1\n", Some(Kind::Binary)),
-            (b"<?xml version='1.0'?><stream:stream xmlns='http://x/'>", Some(Kind::Binary)),
+            (
+                b"0021git-upload-pack /project\0a=b\x000032want 1\n",
+                Some(Kind::Binary),
+            ),
+            (
+                b"<?xml version='1.0'?><stream:stream xmlns='http://x/'>",
+                Some(Kind::Binary),
+            ),
             (b"<?xml version='1.0'?>\r\n", Some(Kind::Raw)),
             (b"GET\x01", None),
             (b"GET\x01/private\x01HTTP/1.1\r\n", Some(Kind::Odd)),
