@@ -53,7 +53,7 @@ def test_names_are_allowed_out_of_a_closed_box(server, make):
     assert attempt(box, "example.net", 443) == "gaierror"
 
 
-def test_ports_of_a_box_can_be_closed(server, make):
+def test_ports_of_a_box_can_be_closed(server, sdk, make):
     box = make(network={"allow_public_traffic": False})
     token = box.traffic_access_token
     assert token
@@ -74,7 +74,7 @@ def test_ports_of_a_box_can_be_closed(server, make):
         time.sleep(0.05)
     assert status({}) == 403
     assert status({"E2B-Traffic-Access-Token": "guess"}) == 403
-    again = type(box).connect(box.sandbox_id)
+    again = sdk.Sandbox.connect(box.sandbox_id)
     assert again.traffic_access_token == token
     assert make().traffic_access_token is None
 
