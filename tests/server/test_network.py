@@ -138,9 +138,13 @@ def test_refusals_are_listed_with_what_to_do(make, outside, moated):
     box = make()
     connect(box, "good.sandkeep.test", outside.web.port)
     connect(box, ADDRESS, 8443)
-    denials = {(d["host"], d["via"]): d for d in network(box, tail="/denials")["denials"]}
-    assert ("good.sandkeep.test", "dns") in denials, denials
-    one = denials[ADDRESS, "tcp"]
+
+    def denials():
+        return {(d["host"], d["via"]): d for d in network(box, tail="/denials")["denials"]}
+
+    assert ("good.sandkeep.test", "dns") in denials(), denials()
+    # The kernel refuses a connection first and tells of it then.
+    one = wait_for(lambda: denials().get((ADDRESS, "tcp")), "the refusal is listed")
     assert one["port"] == 8443 and one["why"] and "policy" in one["hint"], one
 
     def told():

@@ -192,8 +192,10 @@ def test_nobody_wants_it_so_it_rests(make):
 
 def test_idle_needs_a_way_to_wake(server):
     with pytest.raises(Refused) as refused:
-        Box(server, idle_seconds=5)
+        Box(server, idle_seconds=5, auto_resume=False)
     assert refused.value.error["field"] == "idle_seconds"
+    with Box(server, idle_seconds=500) as box:
+        assert box.made["auto_resume"]
 
 
 def cli(server, *words, **options):

@@ -104,9 +104,7 @@ fn from_status(status: StatusCode, message: &str) -> Error {
 }
 
 fn unknown_user(message: String) -> Error {
-    Error::not_found(message)
-        .field("user")
-        .hint("name a user that is in the sandbox's /etc/passwd")
+    Error::invalid("user", message).hint("name a user that is in the sandbox's /etc/passwd")
 }
 
 #[cfg(test)]
@@ -127,12 +125,12 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_user_is_not_found() {
+    fn an_unknown_user_is_a_wrong_argument() {
         let error = parsed(
             r#"{"code":"unauthenticated","message":"invalid username: 'x'"}"#,
             401,
         );
-        assert_eq!(error.code, Code::NotFound);
+        assert_eq!(error.code, Code::InvalidArgument);
         assert_eq!(error.field.as_deref(), Some("user"));
         assert!(error.message.contains("'x'"));
     }

@@ -6,6 +6,7 @@
 //! requests on which the two do not agree.
 
 use sandkeep_audit::Action;
+use sandkeep_moat::policy::Profile;
 use sandkeep_model::{Isolation, Limits, ListFilter, MAX_METADATA_BYTES, State};
 use serde_json::{Map, Value, json};
 
@@ -208,6 +209,12 @@ fn disk(most: u64) -> Value {
     }
 }
 
+/// Those that are built in cannot be changed.
+fn own_profile() -> Value {
+    let built_in: Vec<String> = Profile::ALL.iter().map(ToString::to_string).collect();
+    json!({"pattern": PROFILE, "not": {"enum": built_in}})
+}
+
 fn tags() -> Value {
     json!({"maxItems": 16, "items": {"type": "string", "pattern": LABEL}})
 }
@@ -278,7 +285,8 @@ fn parameters() -> Vec<(&'static str, &'static str, Value)> {
             "sha256",
             pattern(SHA256),
         ),
-        ("* /v1/profiles/{name}", "name", pattern(PROFILE)),
+        ("put /v1/profiles/{name}", "name", own_profile()),
+        ("delete /v1/profiles/{name}", "name", own_profile()),
         ("get /v1/profiles/{name}", "name", pattern(PROFILE_VERSION)),
         ("* /v1/secrets/{name}", "name", pattern(SECRET)),
         ("* /v1/points/{id}", "id", pattern(LABEL)),

@@ -245,8 +245,7 @@ fn check_name(name: &str) -> Result<()> {
     }
     if name.parse::<Profile>().is_ok() {
         return Err(
-            Error::conflict(format!("the profile \"{name}\" is built in"))
-                .field("name")
+            Error::invalid("name", format!("the profile \"{name}\" is built in"))
                 .hint("choose another name for your own"),
         );
     }

@@ -36,7 +36,7 @@ const BROKEN: u8 = 1;
 const CANNOT: u8 = 2;
 const INTERRUPTED: u8 = 130;
 /// Sparse: it takes what is used, which is about a gigabyte.
-const STORAGE: u64 = 16 << 30;
+const STORAGE: u64 = 8 << 30;
 /// Less free space on the disk below would make checks fail for other reasons.
 const LEAST_SPACE: u64 = 4 << 30;
 

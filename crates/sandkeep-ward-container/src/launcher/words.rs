@@ -68,8 +68,8 @@ pub fn reason(log: &str) -> String {
         .unwrap_or_else(|| "CRIU gave no reason".to_owned())
 }
 
-/// Errors that CRIU goes on after: not every root may raise its limits.
-const HARMLESS: [&str; 1] = ["RLIMIT_NOFILE"];
+/// Errors that CRIU goes on after: not every root may raise its limits, and its root has no `tun`.
+const HARMLESS: [&str; 2] = ["RLIMIT_NOFILE", "tun: Unable to create tun"];
 
 /// The texts of the error lines: `(00.123) Error (criu/x.c:1): text`.
 fn errors(log: &str) -> Vec<String> {
