@@ -16,7 +16,7 @@ NO_REQUEST = r"(^/v1/events|^/v1/points/import|/log|/logs)$"
 
 def test_no_invalid_request_is_accepted_and_no_valid_one_refused(server, tmp_path):
     tool = Path(os.environ["SANDKEEP_SCHEMATHESIS"])
-    with in_place_of(server, "--pool-size", "2", "--max-sandboxes", "40") as own:
+    with in_place_of(server, "--pool-size", "2", "--max-boxes", "40") as own:
         run = subprocess.run(
             [tool, "--no-color", "--config-file", HERE / "schemathesis.toml", "run", f"{own.url}/v1/openapi.json",
              "-H", f"X-API-Key: {own.key}", "--seed", "7", "--max-time", SECONDS, "--phases", "examples,coverage,fuzzing,stateful",

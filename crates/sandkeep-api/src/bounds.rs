@@ -334,14 +334,19 @@ fn components(document: &mut Value) {
     ]});
     let short = json!({"type": "string", "maxLength": 253,
         "pattern": format!("^{named}(:[1-9][0-9]{{0,3}})?$")});
-    let rule = json!({"oneOf": [short, {
+    let ports = json!({"type": "array", "items": {"oneOf": [
+        {"type": "integer", "minimum": 1, "maximum": u16::MAX},
+        {"type": "string", "pattern": "^[0-9]{1,5}(-[0-9]{1,5})?$"},
+    ]}});
+    // Requests are told apart by their host, so rules about them name one.
+    let rule = json!({"anyOf": [short, {
         "type": "object", "required": ["to"], "additionalProperties": false,
+        "properties": {"to": host, "ports": ports},
+    }, {
+        "type": "object", "required": ["to", "http"], "additionalProperties": false,
         "properties": {
-            "to": host,
-            "ports": {"type": "array", "items": {"oneOf": [
-                {"type": "integer", "minimum": 1, "maximum": u16::MAX},
-                {"type": "string", "pattern": "^[0-9]{1,5}(-[0-9]{1,5})?$"},
-            ]}},
+            "to": {"type": "string", "pattern": format!("^{named}$"), "maxLength": 253},
+            "ports": ports,
             "http": {"type": "array", "items": {
                 "type": "object", "required": ["path"], "additionalProperties": false,
                 "properties": {

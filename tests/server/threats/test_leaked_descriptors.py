@@ -28,9 +28,10 @@ def leaky(server):
     import subprocess
 
     reads, writes = os.pipe()
-    fcntl.fcntl(writes, fcntl.F_DUPFD, PLACE)
-    mark = os.readlink(f"/proc/self/fd/{PLACE}")
-    os.set_inheritable(PLACE, True)
+    # The place itself may be taken in a long run.
+    place = fcntl.fcntl(writes, fcntl.F_DUPFD, PLACE)
+    mark = os.readlink(f"/proc/self/fd/{place}")
+    os.set_inheritable(place, True)
     popen = subprocess.Popen
 
     def leaving_open(*words, **options):
@@ -44,7 +45,7 @@ def leaky(server):
             yield own, mark
     finally:
         subprocess.Popen = popen
-        for fd in (reads, writes, PLACE):
+        for fd in (reads, writes, place):
             os.close(fd)
 
 
