@@ -149,3 +149,14 @@ def test_what_criu_could_not_write_is_not_to_be_had_in_a_box(box):
         assert not box.exec(f"unshare {kind} true").ok, kind
     assert pause(box)["pause"]["mode"] == "disk"
     resume(box)
+
+
+def test_a_process_whose_name_is_no_text_was_lost_at_its_pause(server, make):
+    box = make(isolation="container")
+    # The kernel cuts names after 15 bytes, in the middle of a letter if need be.
+    ran = box.root("mkdir /opt/x && cp /usr/bin/sleep /opt/x/äöüäöüäö && nohup /opt/x/äöüäöüäö 9999 >/dev/null 2>&1 & sleep 1; pgrep -x sleep; true")
+    assert ran.ok, ran
+    assert pause(box)["pause"]["mode"] == "disk"
+    resume(box)
+    assert box.exec("echo here").out == "here\n"
+    assert box.root("grep -laz /opt/x/ /proc/[0-9]*/cmdline").ok, "it goes on"

@@ -1,10 +1,13 @@
 //! The server's own API key in a request for a sandbox: a client that sends it by mistake would
 //! hand the whole server to a program that it does not trust.
 
-use base64::{Engine, engine::general_purpose::STANDARD};
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode;
 use sandkeep_model::Secret;
+
+/// What every key begins with that the server makes.
+const PREFIX: &[u8] = b"e2b_";
 
 /// Takes the key out of the headers; `true` when it was there.
 pub(crate) fn strip(headers: &mut HeaderMap, key: &Secret) -> bool {
@@ -27,7 +30,10 @@ pub(crate) fn in_address(uri: &Uri, key: &Secret) -> bool {
 }
 
 fn in_value(value: &HeaderValue, key: &Secret) -> bool {
-    names(value.as_bytes(), key) || basic(value.as_bytes()).is_some_and(|pair| names(&pair, key))
+    let decoded: Vec<u8> = percent_decode(value.as_bytes()).collect();
+    names(value.as_bytes(), key)
+        || names(&decoded, key)
+        || basic(value.as_bytes()).is_some_and(|pair| names(&pair, key))
 }
 
 /// Whether `text` has the key as a word. The time it takes tells nothing of the key: only words
@@ -36,6 +42,12 @@ fn names(text: &[u8], key: &Secret) -> bool {
     let of_key = key.expose().as_bytes();
     if of_key.is_empty() {
         return false;
+    }
+    // Keys that the server makes all begin alike; behind it there is nothing to search for.
+    if of_key.starts_with(PREFIX) {
+        return text
+            .windows(of_key.len())
+            .any(|window| window.starts_with(PREFIX) && key.matches(window));
     }
     if of_key.iter().any(|byte| !in_a_word(*byte)) {
         // An operator's own key with other characters: every place it could begin at.
@@ -54,7 +66,18 @@ fn basic(value: &[u8]) -> Option<Vec<u8>> {
     if !scheme.eq_ignore_ascii_case(b"basic ") {
         return None;
     }
-    STANDARD.decode(rest.trim_ascii()).ok()
+    // With or without padding, in either alphabet.
+    let plain: Vec<u8> = rest
+        .trim_ascii()
+        .iter()
+        .filter(|byte| **byte != b'=')
+        .map(|byte| match byte {
+            b'-' => b'+',
+            b'_' => b'/',
+            other => *other,
+        })
+        .collect();
+    STANDARD_NO_PAD.decode(plain).ok()
 }
 
 #[cfg(test)]
@@ -81,6 +104,9 @@ mod tests {
             &[("authorization", "e2b_0123abcd")],
             // user:e2b_0123abcd
             &[("authorization", "Basic dXNlcjplMmJfMDEyM2FiY2Q=")],
+            &[("authorization", "Basic dXNlcjplMmJfMDEyM2FiY2Q")],
+            &[("x-custom", "tok-e2b_0123abcd")],
+            &[("x-custom", "e2b%5f0123abcd")],
             &[("cookie", "a=b; key=e2b_0123abcd; c=d")],
             &[("x-custom", "\"e2b_0123abcd\"")],
         ] {
@@ -93,13 +119,7 @@ mod tests {
     #[test]
     fn other_words_pass() {
         let key = "e2b_0123abcd";
-        for value in [
-            "e2b_0123abce",
-            "e2b_0123abc",
-            "e2b_0123abcde",
-            "",
-            "Bearer x",
-        ] {
+        for value in ["e2b_0123abce", "e2b_0123abc", "", "Bearer x"] {
             let headers = [("x-api-key", value), ("authorization", value)];
             assert!(!found("/?q=e2b_0123", &headers, key), "{value}");
         }

@@ -2,7 +2,7 @@
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode,
-    header::{CACHE_CONTROL, COOKIE, LOCATION, ORIGIN, REFERRER_POLICY, SET_COOKIE},
+    header::{CACHE_CONTROL, COOKIE, LOCATION, ORIGIN, REFERER, REFERRER_POLICY, SET_COOKIE},
     request::Parts,
 };
 use sandkeep_agent_client::empty;
@@ -28,6 +28,15 @@ pub(crate) enum Entry {
 
 /// Looks for the sandbox's traffic token in `parts`.
 pub(crate) fn entry(parts: &Parts, token: &Secret, scheme: &str) -> Entry {
+    // First of all: the program must not see it, whatever else opens the port.
+    if let Some((given, rest)) = parameter(parts) {
+        let reads = matches!(parts.method, Method::GET | Method::HEAD);
+        return if reads && token.matches(given.as_bytes()) {
+            Entry::Redirect(Box::new(session(token, &rest, scheme)))
+        } else {
+            Entry::Refused("the traffic access token in the address is wrong, or not in a link")
+        };
+    }
     let mut shown = parts.headers.get_all(HEADER).iter().peekable();
     if shown.peek().is_some() {
         return if shown.all(|value| token.matches(value.as_bytes())) {
@@ -43,14 +52,6 @@ pub(crate) fn entry(parts: &Parts, token: &Secret, scheme: &str) -> Entry {
             Entry::Granted
         } else {
             Entry::Refused("a page of another origin cannot use the session of this port")
-        };
-    }
-    if let Some((given, rest)) = parameter(parts) {
-        let reads = matches!(parts.method, Method::GET | Method::HEAD);
-        return if reads && token.matches(given.as_bytes()) {
-            Entry::Redirect(Box::new(session(token, &rest, scheme)))
-        } else {
-            Entry::Refused("the traffic access token in the address is wrong")
         };
     }
     if parts.method == Method::OPTIONS
@@ -108,21 +109,34 @@ fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
 fn from_own_page(parts: &Parts) -> bool {
     let text = |name: &str| parts.headers.get(name).map(HeaderValue::as_bytes);
     if let Some(origin) = parts.headers.get(ORIGIN) {
-        let own = target::host(parts).ok().flatten();
-        let of_origin = origin
-            .to_str()
-            .ok()
-            .and_then(|origin| origin.split_once("://"))
-            .map(|(_, host)| host);
-        if own.is_none() || own != of_origin {
+        if !same_host(parts, origin) {
             return false;
         }
     }
     let read = matches!(parts.method, Method::GET | Method::HEAD);
     match text("sec-fetch-site") {
-        None | Some(b"same-origin" | b"none") => true,
-        Some(_) => read && text("sec-fetch-mode") == Some(b"navigate"),
+        Some(b"same-origin" | b"none") => true,
+        // A link was followed; a frame in another page is no link.
+        Some(_) => {
+            read && text("sec-fetch-mode") == Some(b"navigate")
+                && text("sec-fetch-dest") == Some(b"document")
+        }
+        // Over plain HTTP browsers say nothing but where they come from.
+        None => parts
+            .headers
+            .get(REFERER)
+            .is_none_or(|referer| same_host(parts, referer)),
     }
+}
+
+fn same_host(parts: &Parts, url: &HeaderValue) -> bool {
+    let own = target::host(parts).ok().flatten();
+    let theirs = url
+        .to_str()
+        .ok()
+        .and_then(|url| url.split_once("://"))
+        .map(|(_, rest)| rest.split('/').next().unwrap_or_default());
+    own.is_some() && own == theirs
 }
 
 /// The token in the query, and path and query without it.
@@ -240,6 +254,10 @@ mod tests {
             "sandkeep_traffic=tok; Path=/; HttpOnly; SameSite=Lax; Secure"
         );
         assert_eq!(asked("GET", "/?sandkeep_token=wrong", &[]), "refused");
+        // Opened again, from a bookmark: it does not reach the program either.
+        let again = [("cookie", "sandkeep_traffic=tok")];
+        assert_eq!(asked("GET", "/?sandkeep_token=tok", &again), "redirect");
+        assert_eq!(asked("POST", "/?sandkeep_token=tok", &again), "refused");
         assert_eq!(asked("POST", "/?sandkeep_token=tok", &[]), "refused");
         let elsewhere = parts("GET", "//evil.test/?sandkeep_token=tok", &[]);
         let Entry::Redirect(answer) = entry(&elsewhere, &token, "http") else {
@@ -262,6 +280,7 @@ mod tests {
         let link = [
             ("sec-fetch-site", "cross-site"),
             ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-dest", "document"),
         ];
         assert_eq!(with(&link, "GET"), "granted");
         assert_eq!(with(&link, "POST"), "refused");
@@ -273,6 +292,12 @@ mod tests {
                 ("upgrade", "websocket"),
             ],
             &[("sec-fetch-site", "same-site"), ("sec-fetch-mode", "cors")],
+            &[
+                ("sec-fetch-site", "same-site"),
+                ("sec-fetch-mode", "navigate"),
+                ("sec-fetch-dest", "iframe"),
+            ],
+            &[("referer", "http://80-ib.example.org/page")],
         ] {
             assert_eq!(with(other, "GET"), "refused", "{other:?}");
         }

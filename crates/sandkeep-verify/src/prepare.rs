@@ -1,7 +1,7 @@
 //! The private server's storage, and the template its sandboxes are made from.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read as _},
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use crate::{
     fault::{Doing as _, Fault, Result},
@@ -50,14 +50,22 @@ impl Drop for WorkDir {
     }
 }
 
+/// Only in a directory that is root's own: in one of somebody else the name may lead anywhere.
 fn lock(dir: &Path) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(dir.join(LOCK))?;
+    let dir = rustix::fs::open(
+        dir,
+        OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let stat = rustix::fs::fstat(&dir)?;
+    if stat.st_uid != 0 || stat.st_mode & 0o077 != 0 {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let flags =
+        OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&dir, LOCK, flags, Mode::from_raw_mode(0o600))?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(file)
+    Ok(file.into())
 }
 
 /// What runs left behind that were killed.

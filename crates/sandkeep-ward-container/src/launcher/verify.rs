@@ -49,7 +49,12 @@ pub fn confined(init: i32, expected: &Expected<'_>) -> Result<Vec<i32>, String> 
 }
 
 fn read(path: &str) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))
+    text_of(path).map_err(|error| format!("{path}: {error}"))
+}
+
+/// A file of /proc. A process may have any bytes as its name.
+fn text_of(path: impl AsRef<Path>) -> io::Result<String> {
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn namespace(pid: &str, name: &str) -> Result<String, String> {
@@ -118,7 +123,7 @@ fn has_ended(pid: i32) -> Result<bool, String> {
         other => other.map_err(|error| error.to_string())?,
     };
     for task in tasks.flatten() {
-        let status = match fs::read_to_string(task.path().join("status")) {
+        let status = match text_of(task.path().join("status")) {
             Err(error) if is_gone(&error) => continue,
             other => other.map_err(|error| error.to_string())?,
         };
@@ -166,7 +171,7 @@ fn of_process(
     let tasks = fs::read_dir(Path::new("/proc").join(pid.to_string()).join("task"))
         .map_err(|error| error.to_string())?;
     for task in tasks.flatten() {
-        let status = match fs::read_to_string(task.path().join("status")) {
+        let status = match text_of(task.path().join("status")) {
             Err(error) if is_gone(&error) => continue,
             other => other.map_err(|error| error.to_string())?,
         };

@@ -18,7 +18,9 @@ pub fn wipe(pids: &[i32]) -> io::Result<()> {
 }
 
 fn of_process(pid: i32) -> io::Result<()> {
-    let text = match fs::read_to_string(format!("/proc/{pid}/smaps")) {
+    let text = match fs::read(format!("/proc/{pid}/smaps"))
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    {
         // It has ended, and has no memory.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
