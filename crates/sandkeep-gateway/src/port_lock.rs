@@ -108,10 +108,10 @@ fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
 /// same site. So a page of another sandbox must not get in with it; following a link is fine.
 fn from_own_page(parts: &Parts) -> bool {
     let text = |name: &str| parts.headers.get(name).map(HeaderValue::as_bytes);
-    if let Some(origin) = parts.headers.get(ORIGIN) {
-        if !same_host(parts, origin) {
-            return false;
-        }
+    if let Some(origin) = parts.headers.get(ORIGIN)
+        && !same_host(parts, origin)
+    {
+        return false;
     }
     let read = matches!(parts.method, Method::GET | Method::HEAD);
     match text("sec-fetch-site") {

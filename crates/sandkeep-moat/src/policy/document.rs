@@ -83,6 +83,25 @@ struct HttpDocument {
     path: String,
 }
 
+/// Derived code would take a list by position for an object.
+fn no_lists_for_objects(value: &Value) -> Result<()> {
+    let rules = || value["allow"].as_array().into_iter().flatten();
+    let http = || rules().filter_map(|rule| rule["http"].as_array()).flatten();
+    let place = if value.is_array() {
+        "network"
+    } else if value["limits"].is_array() {
+        "network.limits"
+    } else if rules().any(Value::is_array) || http().any(Value::is_array) {
+        "network.allow"
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid(
+        place,
+        format!("{place} has a list where an object belongs"),
+    ))
+}
+
 impl Policy {
     pub fn air_gapped() -> Self {
         Self::default()
@@ -109,6 +128,7 @@ impl Policy {
 
     /// Reads the written form; the error names the place.
     pub fn from_json(value: &Value) -> Result<Self> {
+        no_lists_for_objects(value)?;
         let document: Document = serde_json::from_value(value.clone()).map_err(|error| {
             Error::invalid("network", format!("the policy can not be read: {error}"))
                 .hint("it looks like {\"default\": \"deny\", \"allow\": [\"example.org\", {\"to\": \"*.example.org\", \"ports\": [443]}]}")
