@@ -286,8 +286,9 @@ fn halves(bench: &Bench, level: Level) -> Result<Verdict> {
 
 fn oracle(bench: &Bench, level: Level) -> Result<Verdict> {
     let bound = bound(bench, level)?;
-    // The first half of the value, and as many letters that are not it.
-    let size = bound.value.len() / 2;
+    // The beginning of the value, and as many letters that are not it. A longer beginning ends the
+    // answer, and a few of those suspend the secret: that is told on purpose, and bounded.
+    let size = 3.min(bound.value.len());
     let right: String = bound.value.chars().take(size).collect();
     let wrong = "q".repeat(size);
     let script = include_str!("../probes/cred_oracle.py");
@@ -317,7 +318,10 @@ fn api_key(bench: &Bench, level: Level) -> Result<Verdict> {
     in_background(bench, &sandbox, script, &json!({}), "user")?;
     let key = bench.api().key.clone();
     let info = sandbox.info()?;
-    let token = info["access_token"].as_str().unwrap_or_default().to_owned();
+    let token = info["traffic_token"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     let bearer = format!("Bearer {key}");
     let ask = |path: &str, key: &str, bearer: &str, token: &str| {
         let headers = [
@@ -325,7 +329,6 @@ fn api_key(bench: &Bench, level: Level) -> Result<Verdict> {
             ("e2b-sandbox-port", "8000"),
             ("x-api-key", key),
             ("authorization", bearer),
-            ("x-access-token", token),
             ("e2b-traffic-access-token", token),
         ];
         let patience = Duration::from_secs(30);

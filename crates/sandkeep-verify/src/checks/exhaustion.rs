@@ -495,8 +495,8 @@ fn small_disk(bench: &Bench, image: &Path, base: &Path) -> Result<Place> {
         .arg(base))?;
     let place = Place {
         state: base.join("state"),
-        // What an operator gets who says nothing.
-        storage_bytes: 100 << 30,
+        // About what fits on that disk.
+        storage_bytes: 1200 << 20,
         microvm_kernel: None,
         ..bench.place.clone()
     };
@@ -513,7 +513,7 @@ fn filled(bench: &Bench, level: Level, place: &Place) -> Result<Verdict> {
     };
     let came = (|| {
         let neighbour = Sandbox::create(&server.api, level, &wish(512))?;
-        let hog = Sandbox::create(&server.api, level, &wish(8192))?;
+        let hog = Sandbox::create(&server.api, level, &wish(1100))?;
         let write =
             "dd if=/dev/urandom of=/tmp/kept bs=64k count=16 conv=fsync 2>&1 && ls / >/dev/null";
         if neighbour.exec(&["sh", "-c", write], "user")?.code != Some(0) {
