@@ -51,6 +51,14 @@ impl Family {
         }
     }
 
+    /// And where the source does.
+    const fn source(self) -> u32 {
+        match self {
+            Self::V4 => 12,
+            Self::V6 => 8,
+        }
+    }
+
     /// Bytes of an address.
     pub const fn size(self) -> usize {
         match self {
@@ -158,6 +166,13 @@ pub fn port_within(messages: &mut Messages, (low, high): (u16, u16)) {
     }
 }
 
+/// The source begins with these bytes.
+pub fn source_starts(messages: &mut Messages, family: Family, start: &[u8]) {
+    family_is(messages, family);
+    payload(messages, NETWORK_HEADER, family.source(), start.len());
+    compare(messages, EQUAL, start);
+}
+
 /// The destination begins with these bytes.
 pub fn destination_starts(messages: &mut Messages, family: Family, start: &[u8]) {
     family_is(messages, family);
@@ -229,6 +244,24 @@ pub fn was_diverted(messages: &mut Messages) {
     });
     mask(messages, &DESTINATION_TRANSLATED.to_ne_bytes());
     compare(messages, NOT_EQUAL, &[0; 4]);
+}
+
+/// The kernel keeps no note of the flow.
+pub fn do_not_track(messages: &mut Messages) {
+    expression(messages, "notrack", |_| ());
+}
+
+/// There are more of these than so many in a second, and so many at once.
+pub fn more_than(messages: &mut Messages, per_second: u64, at_once: u32) {
+    const PACKETS: u32 = 0;
+    const OVER: u32 = 1;
+    expression(messages, "limit", |m| {
+        m.attribute(1, &per_second.to_be_bytes());
+        m.attribute(2, &1_u64.to_be_bytes());
+        m.number(3, at_once);
+        m.number(4, PACKETS);
+        m.number(5, OVER);
+    });
 }
 
 /// Tells whoever listens to this group about the packet.

@@ -20,6 +20,7 @@
 
 use super::{
     addresses::{BOX_V4, BOX_V6},
+    expressions::{self as e, Family},
     netlink::{ACK, APPEND, CREATE, EXCLUSIVE, Messages},
 };
 
@@ -32,8 +33,6 @@ const AT_ONCE: u32 = 1000;
 const PRIORITY: i32 = -300;
 
 const FAMILY_INET: u8 = 1;
-const V4: u8 = 2;
-const V6: u8 = 10;
 const SUBSYSTEM: u16 = 10;
 const NEW_TABLE: u16 = SUBSYSTEM << 8;
 const DELETE_TABLE: u16 = SUBSYSTEM << 8 | 2;
@@ -41,18 +40,7 @@ const NEW_CHAIN: u16 = SUBSYSTEM << 8 | 3;
 const NEW_RULE: u16 = SUBSYSTEM << 8 | 6;
 const HOOK_PREROUTING: u32 = 0;
 const HOOK_OUTPUT: u32 = 3;
-const VERDICT_REGISTER: u32 = 0;
-const REGISTER: u32 = 1;
-const DROP: u32 = 0;
 const ACCEPT: u32 = 1;
-const META_FAMILY: u32 = 15;
-const META_PROTOCOL: u32 = 16;
-const NETWORK_HEADER: u32 = 1;
-const TRANSPORT_HEADER: u32 = 2;
-const TCP_FLAGS: u32 = 13;
-const SYN: u8 = 2;
-const SYN_ACK: u8 = 0x12;
-const LIMIT_OVER: u32 = 1;
 
 /// Where the sandbox's packets come by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,14 +66,12 @@ pub fn add(messages: &mut Messages, place: Place) {
         Place::Cable => chain(messages, HOOK_PREROUTING),
     }
     rule(messages, |m| {
-        meta_is(m, META_PROTOCOL, libc::IPPROTO_TCP as u8);
-        load(m, TRANSPORT_HEADER, TCP_FLAGS, 1);
-        mask(m, SYN_ACK);
-        equals(m, &[SYN]);
+        e::is_tcp(m);
+        e::is_syn(m);
         drop_over_the_rate(m);
     });
     rule(messages, |m| {
-        meta_is(m, META_PROTOCOL, libc::IPPROTO_UDP as u8);
+        e::is_udp(m);
         drop_over_the_rate(m);
     });
 }
@@ -93,31 +79,32 @@ pub fn add(messages: &mut Messages, place: Place) {
 fn between_programs(messages: &mut Messages, port: u16) {
     let loopback_v4 = std::net::Ipv4Addr::LOCALHOST.octets();
     let loopback_v6 = std::net::Ipv6Addr::LOCALHOST.octets();
-    for (family, source, own) in [(V4, 12, &loopback_v4[..]), (V6, 8, &loopback_v6[..])] {
+    for (family, own) in [
+        (Family::V4, &loopback_v4[..]),
+        (Family::V6, &loopback_v6[..]),
+    ] {
         rule(messages, |m| {
-            begins_with(m, family, source, own);
-            load(m, TRANSPORT_HEADER, 0, 2);
-            equals(m, &port.to_be_bytes());
-            verdict(m, ACCEPT);
+            e::source_starts(m, family, own);
+            e::source_port_is(m, port);
+            e::accept(m);
         });
     }
     rule(messages, |m| {
-        meta_is(m, META_PROTOCOL, libc::IPPROTO_UDP as u8);
-        load(m, TRANSPORT_HEADER, 2, 2);
-        equals(m, &port.to_be_bytes());
+        e::is_udp(m);
+        e::port_within(m, (port, port));
         drop_over_the_rate(m);
     });
-    for (family, destination, own) in [
+    for (family, own) in [
         // 127.0.0.0/8 by its first byte.
-        (V4, 16, &[127_u8][..]),
-        (V4, 16, &BOX_V4.octets()[..]),
-        (V6, 24, &loopback_v6[..]),
-        (V6, 24, &BOX_V6.octets()[..]),
+        (Family::V4, &[127_u8][..]),
+        (Family::V4, &BOX_V4.octets()[..]),
+        (Family::V6, &loopback_v6[..]),
+        (Family::V6, &BOX_V6.octets()[..]),
     ] {
         rule(messages, |m| {
-            begins_with(m, family, destination, own);
-            expression(m, "notrack", |_| ());
-            verdict(m, ACCEPT);
+            e::destination_starts(m, family, own);
+            e::do_not_track(m);
+            e::accept(m);
         });
     }
 }
@@ -148,73 +135,7 @@ fn rule(messages: &mut Messages, expressions: impl FnOnce(&mut Messages)) {
     messages.nested(4, expressions);
 }
 
-fn expression(messages: &mut Messages, name: &str, fill: impl FnOnce(&mut Messages)) {
-    messages.nested(1, |m| {
-        m.text(1, name);
-        m.nested(2, fill);
-    });
-}
-
-fn equals(messages: &mut Messages, value: &[u8]) {
-    expression(messages, "cmp", |m| {
-        m.number(1, REGISTER);
-        m.number(2, 0);
-        m.nested(3, |m| m.attribute(1, value));
-    });
-}
-
-fn meta_is(messages: &mut Messages, key: u32, value: u8) {
-    expression(messages, "meta", |m| {
-        m.number(1, REGISTER);
-        m.number(2, key);
-    });
-    equals(messages, &[value]);
-}
-
-fn load(messages: &mut Messages, base: u32, offset: u32, length: u32) {
-    expression(messages, "payload", |m| {
-        m.number(1, REGISTER);
-        m.number(2, base);
-        m.number(3, offset);
-        m.number(4, length);
-    });
-}
-
-fn begins_with(messages: &mut Messages, family: u8, at: u32, start: &[u8]) {
-    meta_is(messages, META_FAMILY, family);
-    load(
-        messages,
-        NETWORK_HEADER,
-        at,
-        u32::try_from(start.len()).expect("at most 16 bytes"),
-    );
-    equals(messages, start);
-}
-
-fn mask(messages: &mut Messages, bits: u8) {
-    expression(messages, "bitwise", |m| {
-        m.number(1, REGISTER);
-        m.number(2, REGISTER);
-        m.number(3, 1);
-        m.nested(4, |m| m.attribute(1, &[bits]));
-        m.nested(5, |m| m.attribute(1, &[0]));
-    });
-}
-
 fn drop_over_the_rate(messages: &mut Messages) {
-    expression(messages, "limit", |m| {
-        m.attribute(1, &PER_SECOND.to_be_bytes());
-        m.attribute(2, &1_u64.to_be_bytes());
-        m.number(3, AT_ONCE);
-        m.number(4, 0);
-        m.number(5, LIMIT_OVER);
-    });
-    verdict(messages, DROP);
-}
-
-fn verdict(messages: &mut Messages, code: u32) {
-    expression(messages, "immediate", |m| {
-        m.number(1, VERDICT_REGISTER);
-        m.nested(2, |m| m.nested(2, |m| m.number(1, code)));
-    });
+    e::more_than(messages, PER_SECOND, AT_ONCE);
+    e::drop(messages);
 }
