@@ -4,10 +4,7 @@
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode;
-use sandkeep_model::Secret;
-
-/// What every key begins with that the server makes.
-const PREFIX: &[u8] = b"e2b_";
+use sandkeep_model::{API_KEY_PREFIX, Secret};
 
 /// Takes the key out of the headers; `true` when it was there.
 pub(crate) fn strip(headers: &mut HeaderMap, key: &Secret) -> bool {
@@ -44,10 +41,11 @@ fn names(text: &[u8], key: &Secret) -> bool {
         return false;
     }
     // Keys that the server makes all begin alike; behind it there is nothing to search for.
-    if of_key.starts_with(PREFIX) {
+    let prefix = API_KEY_PREFIX.as_bytes();
+    if of_key.starts_with(prefix) {
         return text
             .windows(of_key.len())
-            .any(|window| window.starts_with(PREFIX) && key.matches(window));
+            .any(|window| window.starts_with(prefix) && key.matches(window));
     }
     if of_key.iter().any(|byte| !in_a_word(*byte)) {
         // An operator's own key with other characters: every place it could begin at.

@@ -42,7 +42,7 @@ pub use recipe::{
 pub use sandbox::{
     CreateSandbox, ENVD_VERSION, Expiry, OnTimeout, PortAccess, Sandbox, Template, traffic_token,
 };
-pub use secret::Secret;
+pub use secret::{API_KEY_PREFIX, Secret};
 pub use secret_name::SecretName;
 pub use server_key::ServerKey;
 pub use state::{GoneReason, State};

@@ -6,6 +6,9 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
+/// What every API key begins with that the server makes. It is no secret.
+pub const API_KEY_PREFIX: &str = "e2b_";
+
 /// A key or token. It can not be printed or serialised by accident, is compared in
 /// constant time and is wiped when dropped; [`Secret::expose`] is the one way to the text.
 #[derive(Clone)]

@@ -9,13 +9,12 @@ use std::{
 };
 
 use rustix::fs::FlockOperation;
-use sandkeep_model::{Code, Error, Result, Secret};
+use sandkeep_model::{API_KEY_PREFIX, Code, Error, Result, Secret};
 use sha2::{Digest, Sha256};
 
 const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sandkeep-agent"));
 const LOCK_FILE: &str = "server.lock";
 const KEY_FILE: &str = "api-key";
-const KEY_PREFIX: &str = "e2b_";
 /// Shorter keys could be guessed over the network.
 const KEY_LEAST: usize = 20;
 
@@ -148,7 +147,7 @@ fn read_key_file(path: &Path) -> Result<Option<Secret>> {
 fn checked_key(text: &str, source: &str) -> Result<Secret> {
     let refuse = |why: &str| {
         Error::invalid("api_key", format!("the API key in {source} {why}")).hint(format!(
-            "use {KEY_PREFIX} and 40 hex digits, or remove it and let the server make one"
+            "use {API_KEY_PREFIX} and 40 hex digits, or remove it and let the server make one"
         ))
     };
     if text.is_empty() {
@@ -172,7 +171,7 @@ fn new_key() -> Secret {
         // A key that can be guessed is worse than no server.
         std::process::abort();
     }
-    Secret::new(format!("{KEY_PREFIX}{}", hex(&bytes)))
+    Secret::new(format!("{API_KEY_PREFIX}{}", hex(&bytes)))
 }
 
 fn hex(bytes: &[u8]) -> String {
