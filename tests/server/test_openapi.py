@@ -12,6 +12,7 @@ from servers import in_place_of
 
 HERE = Path(__file__).resolve().parent
 SECONDS = os.environ.get("SANDKEEP_OPENAPI_SECONDS", "90")
+SEED = os.environ.get("SANDKEEP_OPENAPI_SEED", "7")
 # A WebSocket and streams are no requests with one answer.
 NO_REQUEST = r"(^/v1/events|^/v1/points/import|/export|/log|/logs)$"
 
@@ -36,7 +37,7 @@ def test_no_invalid_request_is_accepted_and_no_valid_one_refused(server, tmp_pat
         cleaned.callback(clear, own, everything(own))
         run = subprocess.run(
             [tool, "--no-color", "--config-file", HERE / "schemathesis.toml", "run", f"{own.url}/v1/openapi.json",
-             "-H", f"X-API-Key: {own.key}", "--seed", "7", "--max-time", SECONDS, "--phases", "examples,coverage,fuzzing,stateful",
+             "-H", f"X-API-Key: {own.key}", "--seed", SEED, "--max-time", SECONDS, "--phases", "examples,coverage,fuzzing,stateful",
              "--continue-on-failure", "--exclude-checks", "ignored_auth", "--exclude-path-regex", NO_REQUEST,
              "--exclude-operation-id", "exec_interactive", "--request-timeout", "120"],
             cwd=tmp_path, capture_output=True, text=True, timeout=1200,

@@ -157,7 +157,7 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
             "type": "string", "minLength": 1, "maxLength": 512, "format": "regex"}}),
         ),
         ("KeepBody.age_seconds", from_to(1, u64::from(u32::MAX))),
-        ("KeepBody.bytes", from_to(0, i64::MAX.unsigned_abs())),
+        ("KeepBody.bytes", from_to(0, u64::MAX)),
         ("ExecRequest.cmd", cmd.clone()),
         ("ExecRequest.cwd", text(TEXT, own::MAX_PATH_BYTES)),
         ("ExecRequest.user", pattern(USER)),
@@ -356,7 +356,7 @@ fn components(document: &mut Value) {
             }},
         },
     }]});
-    let amount = json!({"type": ["integer", "null"], "minimum": 0, "maximum": i64::MAX});
+    let amount = json!({"type": ["integer", "null"], "minimum": 0, "maximum": u64::MAX});
     let count = json!({"type": ["integer", "null"], "minimum": 0, "maximum": u32::MAX});
     let policy = json!({
         "default": {"type": "string", "enum": ["deny", "open"]},
