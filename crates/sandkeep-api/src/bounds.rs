@@ -97,6 +97,16 @@ fn levels() -> Value {
     json!(words)
 }
 
+/// A level, or none.
+fn minimum() -> Value {
+    let mut words: Vec<Value> = Isolation::ALL
+        .iter()
+        .map(|level| level.name().into())
+        .collect();
+    words.push(Value::Null);
+    json!({"type": ["string", "null"], "enum": words})
+}
+
 /// Fields of bodies, as `Schema.field`.
 fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
     let wish = json!({"oneOf": [{"$ref": "#/components/schemas/NetworkWish"}, {"type": "null"}]});
@@ -187,6 +197,7 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
             "BuildRequest.isolation",
             json!({"maxItems": 8, "items": {"type": "string", "enum": levels()}}),
         ),
+        ("BuildRequest.isolation_minimum", minimum()),
         ("BuildRequest.network", wish),
         ("StepBody.run", text(FILLED, own::MAX_WORD_BYTES - 1)),
         ("StepBody.copy", text(FILLED, own::MAX_PATH_BYTES)),
@@ -366,6 +377,7 @@ fn components(document: &mut Value) {
             "bytes_per_second": amount, "total_bytes": amount,
             "new_connections_per_second": count, "concurrent_connections": count,
         }},
+        "isolation_minimum": minimum(),
     });
     let credentials = json!({"type": "array", "items": {"type": "object"},
         "description": "Which secret is added to requests to which host; see docs/credentials.md"});

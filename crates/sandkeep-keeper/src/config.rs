@@ -2,13 +2,14 @@ use std::time::Duration;
 
 use sandkeep_model::{IsolationWish, Limits, PointPolicy, ServerKey, TemplateName};
 
-use crate::NetworkConfig;
+use crate::{NetworkConfig, isolation::IsolationRule};
 
 /// How the keeper of one server behaves.
 #[derive(Debug, Clone)]
 pub struct KeeperConfig {
     pub limits: Limiting,
     pub pool: PoolConfig,
+    pub isolation: IsolationRule,
     /// At most this many boxes at once, pooled ones included.
     pub max_boxes: usize,
     /// The longest time a box may be given; `None` lets a box have no end.

@@ -46,7 +46,7 @@ impl Core {
         vault: Vault,
         wards: Vec<Arc<dyn Ward>>,
     ) -> Result<Arc<Self>> {
-        let levels = Levels::new(wards)?;
+        let levels = Levels::new(wards, config.isolation)?;
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             config,

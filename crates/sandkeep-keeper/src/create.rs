@@ -25,6 +25,7 @@ use crate::{
     core::Core,
     egress::{Egress, EgressWish},
     form, idempotency,
+    isolation::Minimum,
     meters::{self, Path},
     registry::Entry,
     time::check_point_policy,
@@ -147,12 +148,16 @@ impl Core {
         if let Some(point) = request.time.from_point.clone() {
             return self.plan_from(request, &point, network).await;
         }
-        let ward = self.levels.choose(request.isolation)?;
         let network = self.reach(network)?;
         let template = match self.vault.template(&request.template).await? {
             Some(template) => template,
             None => return Err(self.no_template(&request.template).await),
         };
+        let minima = [
+            Minimum::of_template(&template),
+            Minimum::of_policy(&network.policy),
+        ];
+        let ward = self.levels.choose(request.isolation, minima)?;
         let limits = request
             .limits
             .resolve(&self.limits_of(&template)?, &self.config.limits.most)?;
@@ -192,6 +197,12 @@ impl Core {
         let limits = request
             .limits
             .resolve(&point.limits, &self.config.limits.most)?;
+        let network = self.reach(network)?;
+        let template = self.vault.template(&point.template).await?;
+        let minima = [
+            template.as_ref().and_then(Minimum::of_template),
+            Minimum::of_policy(&network.policy),
+        ];
         let ward = match request.isolation {
             IsolationWish::Level(level) if point.has_memory() && level != point.isolation => {
                 return Err(Error::invalid(
@@ -203,14 +214,13 @@ impl Core {
                 ));
             }
             IsolationWish::Auto if point.has_memory() => {
-                self.levels.choose(IsolationWish::Level(point.isolation))?
+                let level = IsolationWish::Level(point.isolation);
+                self.levels.choose(level, minima)?
             }
-            wish => self.levels.choose(wish)?,
+            wish => self.levels.choose(wish, minima)?,
         };
         self.same_form(point.isolation, ward.as_ref())?;
         self.usable(&point, ward.as_ref()).await?;
-        let network = self.reach(network)?;
-        let template = self.vault.template(&point.template).await?;
         let (request, defaults) = inherit(request, template.as_ref())?;
         Ok(Plan {
             request,

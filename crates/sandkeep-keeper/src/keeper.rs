@@ -5,9 +5,9 @@ use std::{
 
 use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
-    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, Isolation, Limits, ListFilter,
-    Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret, State, Template, TemplateName,
-    Timestamp, Usage,
+    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, Isolation, IsolationWish, Limits,
+    ListFilter, Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret, State, Template,
+    TemplateName, Timestamp, Usage,
 };
 use sandkeep_store::Store;
 use sandkeep_vault::{ImportLimits, TemplateInfo, Vault};
@@ -53,6 +53,10 @@ impl std::fmt::Debug for BoxFinder {
 #[derive(Debug, Clone)]
 pub struct HostReport {
     pub levels: Vec<LevelReport>,
+    /// What a create gets that names no level; `None` when no level it may have works here.
+    pub plain_level: Option<Isolation>,
+    /// No sandbox is isolated less.
+    pub isolation_minimum: Option<Isolation>,
     /// Boxes that exist for clients.
     pub boxes: usize,
     /// Boxes ready to be handed out.
@@ -408,6 +412,13 @@ impl Keeper {
     pub async fn report(&self) -> HostReport {
         HostReport {
             levels: self.core.levels.reports(),
+            plain_level: self
+                .core
+                .levels
+                .choose(IsolationWish::Auto, [])
+                .ok()
+                .map(|ward| ward.level()),
+            isolation_minimum: self.core.levels.rule().minimum,
             boxes: self.core.registry.owned_count(),
             pooled: self.core.pool.len(),
         }

@@ -32,6 +32,7 @@ mod upkeep;
 pub use build::{BuildFault, BuildLine, BuildStatus, BuildView, BuildWish, LevelView, LineLevel};
 pub use config::{KeeperConfig, Limiting, PoolConfig};
 pub use egress::{BoundTo, Egress, EgressWish};
+pub use isolation::{Candidate, IsolationRule};
 pub use keeper::{BoxFinder, BoxView, HostReport, Keeper, LevelReport};
 pub use network::{DenialBell, NetworkConfig};
 pub use storage::{StorageReason, StorageReport};

@@ -19,6 +19,7 @@ use crate::{
     agent,
     core::Core,
     egress::{BoundTo, Egress, EgressWish},
+    isolation::Minimum,
     registry::Entry,
     sync::lock,
 };
@@ -258,6 +259,8 @@ impl Core {
         }
         let policy_too = wish.policy.is_some();
         let egress = self.enforceable(wish.over(&entry.reach.egress()))?;
+        self.levels
+            .allow(entry.ward.level(), [Minimum::of_policy(&egress.policy)])?;
         self.have_trusted(&entry, &egress).await?;
         let rules = u32::try_from(egress.policy.allow.len()).unwrap_or(u32::MAX);
         let written = self

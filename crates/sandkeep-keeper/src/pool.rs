@@ -22,7 +22,9 @@ use crate::{
     core::Core,
     create::{Origin, Plan, Up, blank},
     egress::Egress,
-    form, meters,
+    form,
+    isolation::Minimum,
+    meters,
     registry::{Entry, Registry},
     sync::lock,
 };
@@ -338,7 +340,8 @@ impl Core {
                 return Ok(());
             }
             let template = self.vault.template(&wanted.template).await?;
-            let ward = self.levels.choose(wanted.isolation)?;
+            let minimum = template.as_ref().and_then(Minimum::of_template);
+            let ward = self.levels.choose(wanted.isolation, [minimum])?;
             for unfit in self
                 .pool
                 .unfit(template.as_ref(), ward.level(), wanted.size)

@@ -194,6 +194,8 @@ pub struct Recipe {
     pub limits: LimitsWish,
     /// Steps run at the first of these levels; it is warmed for each of them.
     pub isolation: Vec<IsolationWish>,
+    /// No sandbox of it, and of no template built on it, is isolated less.
+    pub isolation_minimum: Option<Isolation>,
 }
 
 impl Recipe {
@@ -345,6 +347,9 @@ pub struct Built {
     pub cold: Vec<ColdLevel>,
     /// What the start command may reach while it is warmed.
     pub network: Option<serde_json::Value>,
+    /// No sandbox of it is isolated less.
+    #[serde(default)]
+    pub isolation_minimum: Option<Isolation>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -366,6 +371,7 @@ mod tests {
             after_restore: None,
             limits: LimitsWish::default(),
             isolation: vec![IsolationWish::Auto],
+            isolation_minimum: None,
         }
     }
 

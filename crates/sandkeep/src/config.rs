@@ -11,9 +11,11 @@ use std::{
 
 use ipnet::IpNet;
 use sandkeep_identity::SigningAlgorithm;
-use sandkeep_keeper::{KeeperConfig, Limiting, NetworkConfig, PoolConfig, check_point_policy};
+use sandkeep_keeper::{
+    IsolationRule, KeeperConfig, Limiting, NetworkConfig, PoolConfig, check_point_policy,
+};
 use sandkeep_moat::policy::Profile;
-use sandkeep_model::{Error, IsolationWish, Limits, Result, ServerKey, TemplateName};
+use sandkeep_model::{Error, Isolation, IsolationWish, Limits, Result, ServerKey, TemplateName};
 use serde::Deserialize;
 
 use crate::{
@@ -100,6 +102,14 @@ settings! {
     /// Isolation level of the waiting boxes [default: auto]
     #[arg(value_name = "LEVEL")]
     pool_isolation: IsolationWish = "SANDKEEP_POOL_ISOLATION",
+    /// Isolation level of a sandbox whose create names none: auto, container, gvisor or microvm
+    /// [default: auto, the strongest that runs everything well on this host]
+    #[arg(value_name = "LEVEL")]
+    isolation_default: IsolationWish = "SANDKEEP_ISOLATION_DEFAULT",
+    /// Weakest isolation level of any sandbox: weaker ones are refused, whoever asks
+    /// [default: container]
+    #[arg(value_name = "LEVEL")]
+    isolation_minimum: Isolation = "SANDKEEP_ISOLATION_MINIMUM",
     /// Longest time a box may be given [default: never, which sets no bound]
     #[arg(value_name = "SPAN")]
     max_lifetime: Span = "SANDKEEP_MAX_LIFETIME",
@@ -239,6 +249,7 @@ impl Config {
         let kept = || sandkeep_vault::kept_size(&state).map(Size);
         let most_disk = storage_size.or_else(kept).unwrap_or(Size::gib(100));
         let limits = limiting(&settings, most_disk)?;
+        let isolation = isolation(&settings)?;
         let template = match settings.pool_template {
             Some(name) => name,
             None => "base".parse()?,
@@ -270,6 +281,7 @@ impl Config {
                     template,
                     isolation: settings.pool_isolation.unwrap_or_default(),
                 },
+                isolation,
                 max_boxes: settings.max_boxes.unwrap_or(2000),
                 max_lifetime: settings.max_lifetime.and_then(Span::duration),
                 keep_history: keep_history
@@ -316,6 +328,31 @@ impl Config {
             }),
         }
     }
+}
+
+/// A default below the minimum would refuse every plain create, a pool below it would stay empty.
+fn isolation(settings: &Settings) -> Result<IsolationRule> {
+    let rule = IsolationRule {
+        default: settings.isolation_default.unwrap_or_default(),
+        minimum: settings.isolation_minimum,
+    };
+    for (name, wish) in [
+        ("isolation_default", Some(rule.default)),
+        ("pool_isolation", settings.pool_isolation),
+    ] {
+        if let (Some(IsolationWish::Level(level)), Some(minimum)) = (wish, rule.minimum)
+            && level < minimum
+        {
+            return Err(Error::invalid(
+                name,
+                format!("{name} is {level}, but isolation_minimum is {minimum}"),
+            )
+            .hint(format!(
+                "set {name} to {minimum} or stronger, or leave it out"
+            )));
+        }
+    }
+    Ok(rule)
 }
 
 /// A file holds some entries at least, and is read in one piece by those who look after it.

@@ -8,7 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sandkeep_model::{Isolation, human_bytes};
+use sandkeep_keeper::{Candidate, IsolationRule};
+use sandkeep_model::{Isolation, IsolationWish, human_bytes};
 use sandkeep_ward::{Check, Verdict};
 use serde::Serialize;
 
@@ -54,7 +55,8 @@ pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
             sandkeep_ward_microvm::Proof::Offered,
         )
     );
-    let mut report = examine(&config, memory, gvisor, microvm);
+    let kvm = offered == sandkeep_ward_microvm::Accel::Kvm;
+    let mut report = examine(&config, memory, gvisor, microvm, kvm);
     report.host.push(network::check().await);
     if output.json {
         output.json(&report)?;
@@ -64,7 +66,13 @@ pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
     Ok(u8::from(!report.ready))
 }
 
-fn examine(config: &Config, memory: Check, gvisor: Vec<Check>, microvm: Vec<Check>) -> Report {
+fn examine(
+    config: &Config,
+    memory: Check,
+    gvisor: Vec<Check>,
+    microvm: Vec<Check>,
+    kvm: bool,
+) -> Report {
     let mut seen = HashSet::new();
     let host = once(&mut seen, host_checks(config));
     let mut container = once(
@@ -92,10 +100,47 @@ fn examine(config: &Config, memory: Check, gvisor: Vec<Check>, microvm: Vec<Chec
         gvisor,
         microvm,
     ];
+    let mut host = host;
+    host.push(plain_level(config.keeper.isolation, &levels, kvm));
     Report {
-        ready: usable && fine(&host),
+        ready: levels.iter().any(|level| level.usable) && fine(&host),
         host,
         levels,
+    }
+}
+
+/// What a create gets that names no level.
+fn plain_level(rule: IsolationRule, levels: &[Level], kvm: bool) -> Check {
+    const NAME: &str = "plain create";
+    let candidates: Vec<_> = levels
+        .iter()
+        .map(|level| Candidate {
+            level: level.level,
+            usable: level.usable,
+            suits_everything: match level.level {
+                Isolation::Microvm => kvm,
+                Isolation::Gvisor => false,
+                Isolation::Process | Isolation::Container => true,
+            },
+        })
+        .collect();
+    let least = rule.minimum.map_or_else(String::new, |least| {
+        format!(", isolation_minimum is {least}")
+    });
+    let works = |level| {
+        candidates
+            .iter()
+            .any(|one| one.level == level && one.usable)
+    };
+    match rule.plain(rule.minimum, &candidates) {
+        IsolationWish::Level(level) if works(level) => {
+            Check::ok(NAME, format!("isolated at level {level}{least}"))
+        }
+        wish => Check::missing(
+            NAME,
+            format!("level {wish} does not work here{least}"),
+            "install what that level needs, or change isolation_default or isolation_minimum",
+        ),
     }
 }
 
@@ -327,6 +372,7 @@ mod tests {
             memory,
             gvisor,
             microvm,
+            false,
         );
         assert!(!report.levels[2].usable, "{report:?}");
         assert!(!report.levels[1].usable, "{report:?}");

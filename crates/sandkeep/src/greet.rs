@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use sandkeep_model::Secret;
+use sandkeep_model::{Isolation, Secret};
 
 /// The address a client on this machine uses.
 pub fn local_url(listen: SocketAddr) -> String {
@@ -49,12 +49,27 @@ impl KeyShown<'_> {
 }
 
 /// URL, key and a first example, ready to be pasted.
-pub fn greeting(listen: SocketAddr, key: &KeyShown<'_>, program: &str) -> String {
+pub fn greeting(
+    listen: SocketAddr,
+    key: &KeyShown<'_>,
+    program: &str,
+    level: Option<Isolation>,
+) -> String {
     let url = local_url(listen);
     let key = key.in_shell();
+    let level = level.map_or_else(
+        || "No isolation level works here: `sandkeep doctor` tells why.".to_owned(),
+        |level| {
+            format!(
+                "Sandboxes are isolated at level {level} unless a create names another \
+                 (settings isolation_default, isolation_minimum)."
+            )
+        },
+    );
     format!(
         "
 Sandkeep is ready at {url}
+{level}
 
   In another terminal (pip install e2b, or npm install e2b):
 
@@ -97,6 +112,7 @@ mod tests {
             "127.0.0.1:3000".parse().unwrap(),
             &KeyShown::Text(&Secret::new("e2b_00ff")),
             "/opt/sandkeep",
+            Some(Isolation::Gvisor),
         );
         for piece in [
             "http://127.0.0.1:3000",
@@ -105,6 +121,7 @@ mod tests {
             "E2B_API_KEY=e2b_00ff",
             "from e2b import Sandbox",
             "/opt/sandkeep run -- echo hello",
+            "isolated at level gvisor",
         ] {
             assert!(text.contains(piece), "{piece} is missing in:\n{text}");
         }
@@ -113,7 +130,7 @@ mod tests {
     #[test]
     fn a_log_file_does_not_get_the_key() {
         let shown = KeyShown::File(Path::new("/state/api-key"));
-        let text = greeting("127.0.0.1:3000".parse().unwrap(), &shown, "sandkeep");
+        let text = greeting("127.0.0.1:3000".parse().unwrap(), &shown, "sandkeep", None);
         assert!(
             text.contains("SANDKEEP_API_KEY=$(sudo cat /state/api-key)"),
             "{text}"

@@ -149,6 +149,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     }
     notify("READY=1");
     if args.greet {
+        let level = keeper.report().await.plain_level;
         // Nobody may be reading; the server runs all the same.
         let mut stdout = io::stdout().lock();
         let key_file = state.key_file();
@@ -157,7 +158,8 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
             KeySource::Environment => KeyShown::Environment,
             KeySource::File | KeySource::JustMade => KeyShown::File(&key_file),
         };
-        let _ = stdout.write_all(greet::greeting(listen, &shown, &greet::program()).as_bytes());
+        let text = greet::greeting(listen, &shown, &greet::program(), level);
+        let _ = stdout.write_all(text.as_bytes());
         let _ = stdout.flush();
     }
 

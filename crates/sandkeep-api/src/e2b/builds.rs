@@ -507,6 +507,7 @@ async fn wish(state: &Shared, body: StartBuild, draft: &Draft) -> Result<BuildWi
             after_restore: None,
             limits: draft.limits,
             isolation: vec![IsolationWish::Auto],
+            isolation_minimum: None,
         },
         network: EgressWish::default(),
         cached_until: if body.force {

@@ -1,5 +1,7 @@
 //! Making, finding and ending boxes.
 
+use std::collections::BTreeMap;
+
 use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode};
 use sandkeep_model::{
@@ -25,6 +27,8 @@ use crate::{
 };
 
 /// What a create without a timeout gets, by generation.
+/// The key of the metadata that asks for an isolation level.
+const ISOLATION_KEY: &str = "sandkeep.isolation";
 const DEFAULT_TIMEOUT_V1: i64 = 15;
 const DEFAULT_TIMEOUT_V2: i64 = 300;
 /// A refresh never asks for less.
@@ -103,7 +107,7 @@ fn checked(
     check_metadata(&metadata)?;
     Ok(CreateSandbox {
         template: TemplateRef::parse(&request.template_id)?.local()?,
-        isolation: IsolationWish::Auto,
+        isolation: isolation(&metadata)?,
         limits: LimitsWish::default(),
         expiry: expiry_after("timeout", timeout.unsigned_abs())?,
         on_timeout: if request.auto_pause == Some(true) {
@@ -125,6 +129,16 @@ fn checked(
         idempotency_key: idempotency_key(headers)?,
         by: None,
     })
+}
+
+/// E2B's SDKs have no word for it, so the metadata does.
+fn isolation(metadata: &BTreeMap<String, String>) -> Result<IsolationWish> {
+    let Some(level) = metadata.get(ISOLATION_KEY) else {
+        return Ok(IsolationWish::Auto);
+    };
+    level
+        .parse()
+        .map_err(|error: Error| error.context(format!("metadata \"{ISOLATION_KEY}\"")))
 }
 
 /// What can not be fulfilled is refused, not forgotten.

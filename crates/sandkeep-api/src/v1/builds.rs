@@ -14,8 +14,8 @@ use futures_util::{Stream, stream};
 use http::{HeaderValue, StatusCode, request::Parts};
 use sandkeep_keeper::{BuildLine, BuildView as Building, BuildWish, EgressWish};
 use sandkeep_model::{
-    BuildId, Error, IsolationWish, Ready, ReadyCheck, Recipe, Result, Step, TemplateName,
-    Timestamp, build_not_found,
+    BuildId, Error, Isolation, IsolationWish, Ready, ReadyCheck, Recipe, Result, Step,
+    TemplateName, Timestamp, build_not_found,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -67,6 +67,10 @@ pub(crate) struct BuildRequest {
     #[serde(default)]
     #[schema(value_type = Vec<String>, example = json!(["gvisor"]))]
     isolation: Vec<IsolationWish>,
+    /// No sandbox of it, and of no template built on it, is isolated less.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, example = "gvisor")]
+    isolation_minimum: Option<Isolation>,
     /// What the build may reach, as in create.
     #[serde(default)]
     #[schema(value_type = Option<Object>, example = json!({"profile": "package-registries"}))]
@@ -207,6 +211,7 @@ impl BuildRequest {
             after_restore: self.after_restore,
             limits: self.limits.into(),
             isolation: self.isolation,
+            isolation_minimum: self.isolation_minimum,
         };
         recipe.check()?;
         Ok((recipe, self.network, self.no_cache))

@@ -92,6 +92,12 @@ pub(crate) async fn key(State(state): State<Shared>) -> Json<ServerKeyView> {
 pub(crate) struct HostView {
     version: String,
     levels: Vec<LevelView>,
+    /// The level of a sandbox whose create names none.
+    #[schema(value_type = Option<String>, required, example = "container")]
+    isolation_default: Option<Isolation>,
+    /// No sandbox is isolated less.
+    #[schema(value_type = Option<String>, required)]
+    isolation_minimum: Option<Isolation>,
     /// Sandboxes that exist.
     sandboxes: usize,
     /// Sandboxes that wait, started, for somebody to want one.
@@ -176,6 +182,8 @@ pub(crate) async fn host(State(state): State<Shared>) -> Json<HostView> {
     Json(HostView {
         version: state.version.clone(),
         levels: levels.collect(),
+        isolation_default: report.plain_level,
+        isolation_minimum: report.isolation_minimum,
         sandboxes: report.boxes,
         pooled: report.pooled,
         storage: state.keeper.storage().into(),

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use sandkeep_model::{
-    Built, Code, ColdLevel, Error, IsolationWish, LONGEST_READY, LimitsWish, PointKind, Result,
-    Step, TemplateName,
+    Built, Code, ColdLevel, Error, Isolation, IsolationWish, LONGEST_READY, LimitsWish, PointKind,
+    Result, Step, TemplateName,
 };
 use sandkeep_vault::{Ground, TemplateInfo};
 use sandkeep_ward::Ward;
@@ -18,7 +18,7 @@ use super::{
     warm::{StartOrder, start_and_wait},
     workshop::{Bench, Floor, Workshop},
 };
-use crate::{core::Core, egress::Egress, time::PointOrder};
+use crate::{core::Core, egress::Egress, isolation::Minimum, time::PointOrder};
 
 /// No build takes this long unless something hangs.
 const LONGEST: Duration = Duration::from_secs(4 * 3600);
@@ -33,6 +33,8 @@ struct Plan {
     wards: Vec<Arc<dyn Ward>>,
     limits: LimitsWish,
     egress: Egress,
+    /// Of all its sandboxes.
+    minimum: Option<Isolation>,
     standing: Standing,
 }
 
@@ -116,6 +118,7 @@ impl Core {
             levels: plan.wards.iter().map(|ward| ward.level()).collect(),
             cold,
             network: Some(plan.egress.to_json()),
+            isolation_minimum: plan.minimum,
         };
         self.publish_as(build, &floor.ground(), &wish.names(&build.template), built)
             .await
@@ -127,18 +130,30 @@ impl Core {
         let Some(base) = self.vault.template(&recipe.from).await? else {
             return Err(self.no_template(&recipe.from).await.field("from"));
         };
+        let egress = self.reach(wish.network.clone())?;
+        let before = base.built.as_ref();
+        // What is built on a template keeps its minimum.
+        let minima = || {
+            [
+                Minimum::of_template(&base),
+                Minimum::of_recipe(recipe),
+                Minimum::of_policy(&egress.policy),
+            ]
+        };
+        let minimum = recipe
+            .isolation_minimum
+            .max(before.and_then(|built| built.isolation_minimum));
         let mut wards: Vec<Arc<dyn Ward>> = Vec::new();
         for level in &recipe.isolation {
-            let ward = self.levels.choose(*level)?;
+            let ward = self.levels.choose(*level, minima())?;
             if wards.iter().all(|other| other.level() != ward.level()) {
                 wards.push(ward);
             }
         }
         if wards.is_empty() {
-            wards.push(self.levels.choose(IsolationWish::Auto)?);
+            wards.push(self.levels.choose(IsolationWish::Auto, minima())?);
         }
-        let bench = self.bench_for(&wards)?;
-        let before = base.built.as_ref();
+        let bench = self.bench_for(&wards, minima())?;
         let limits = over(
             &recipe.limits,
             &before.map(|built| built.limits).unwrap_or_default(),
@@ -148,7 +163,8 @@ impl Core {
             bench,
             wards,
             limits,
-            egress: self.reach(wish.network.clone())?,
+            egress,
+            minimum,
             standing: before.map_or_else(Standing::default, |built| Standing {
                 env: built.env.clone(),
                 defaults: built.defaults.clone(),
@@ -159,19 +175,34 @@ impl Core {
 
     /// The first level whose disks are files, as templates are; else the one `auto` would take of
     /// those.
-    fn bench_for(&self, wards: &[Arc<dyn Ward>]) -> Result<Arc<dyn Ward>> {
+    fn bench_for(
+        &self,
+        wards: &[Arc<dyn Ward>],
+        minima: [Option<Minimum>; 3],
+    ) -> Result<Arc<dyn Ward>> {
         let of_files = |ward: &&Arc<dyn Ward>| ward.disk_form().is_none();
         if let Some(ward) = wards.iter().find(of_files) {
             return Ok(Arc::clone(ward));
         }
         let known = self.levels.wards().iter().filter(of_files);
         let (best, rest): (Vec<_>, Vec<_>) = known.partition(|ward| ward.suits_everything());
+        let minimum = self.levels.minimum(minima);
         best.into_iter()
             .chain(rest)
-            .find_map(|ward| self.levels.choose(IsolationWish::Level(ward.level())).ok())
-            .ok_or_else(|| {
-                Error::host_not_ready("no level of this server can run the steps of a template")
-                    .hint("`sandkeep doctor` tells what each level needs")
+            .find_map(|ward| {
+                let wish = IsolationWish::Level(ward.level());
+                self.levels.choose(wish, [minimum.clone()]).ok()
+            })
+            .ok_or_else(|| match minimum {
+                // Steps need a disk of files, which machines do not have.
+                Some(Minimum { level: Isolation::Microvm, set_by }) => Error::new(
+                    Code::PermissionDenied,
+                    format!("{set_by} demands microvm, and steps of a template run at container or gvisor"),
+                )
+                .field("isolation")
+                .hint("build it on a server that allows these levels, and import the template here"),
+                _ => Error::host_not_ready("no level of this server can run the steps of a template")
+                    .hint("`sandkeep doctor` tells what each level needs"),
             })
     }
 

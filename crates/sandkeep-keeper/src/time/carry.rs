@@ -140,6 +140,9 @@ impl Core {
         let ward = self
             .ward_for(point)
             .map_err(|error| error.hint(FILES_ONLY))?;
+        self.levels
+            .allow(point.isolation, [])
+            .map_err(|error| error.hint(FILES_ONLY))?;
         if ward.images_from() == ImagesFrom::KnownServers {
             check_known(label, self.vault.server_key(), &self.config.trusted_servers)?;
         }

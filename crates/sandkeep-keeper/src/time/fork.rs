@@ -49,6 +49,7 @@ impl Core {
     ) -> Result<Vec<Result<Sandbox>>> {
         let source = entry.sandbox();
         let ward = self.ward_for(point)?;
+        self.levels.allow(point.isolation, [])?;
         self.usable(point, ward.as_ref()).await?;
         let expiry = match wish.expiry {
             Some(expiry) => expiry,

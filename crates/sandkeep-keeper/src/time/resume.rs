@@ -97,6 +97,8 @@ impl Core {
         pause: Pause,
         awake: Awake,
     ) -> Result<()> {
+        // The operator may have raised the minimum since it was made.
+        self.levels.allow(entry.ward.level(), [])?;
         let point = match &pause.point {
             Some(id) => Some(self.point(id).await?),
             None => None,

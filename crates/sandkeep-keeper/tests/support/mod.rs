@@ -13,7 +13,7 @@ use std::{
 
 pub use bare::{BareWard, NETWORK_PERMITS, runs, stopped};
 use sandkeep_agent_client::Agent;
-use sandkeep_keeper::{Keeper, KeeperConfig, Limiting, NetworkConfig, PoolConfig};
+use sandkeep_keeper::{IsolationRule, Keeper, KeeperConfig, Limiting, NetworkConfig, PoolConfig};
 use sandkeep_model::{
     CreateSandbox, Event, EventKind, Expiry, IsolationWish, Limits, LimitsWish, OnTimeout, Sandbox,
     SandboxId, State, TemplateName, TimeWish,
@@ -125,6 +125,7 @@ pub fn config() -> KeeperConfig {
         open_files: 1 << 20,
     };
     KeeperConfig {
+        isolation: IsolationRule::default(),
         limits: Limiting {
             default: Limits {
                 disk_mib: 64,

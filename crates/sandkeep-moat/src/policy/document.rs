@@ -1,7 +1,7 @@
 //! The policy of a box as a whole, and how it is written down.
 
 use ipnet::IpNet;
-use sandkeep_model::{Error, Result};
+use sandkeep_model::{Error, Isolation, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -43,6 +43,8 @@ pub struct Policy {
     /// Taken out of `open`; a rule in `allow` beats it.
     pub deny: Vec<IpNet>,
     pub limits: EgressLimits,
+    /// A sandbox that is isolated less does not get this policy.
+    pub isolation_minimum: Option<Isolation>,
 }
 
 #[derive(Deserialize)]
@@ -56,6 +58,8 @@ struct Document {
     deny: Vec<String>,
     #[serde(default)]
     limits: EgressLimits,
+    #[serde(default)]
+    isolation_minimum: Option<Isolation>,
 }
 
 #[derive(Deserialize)]
@@ -142,6 +146,7 @@ impl Policy {
         let mut policy = Self {
             standing: document.default,
             limits: document.limits,
+            isolation_minimum: document.isolation_minimum,
             ..Self::default()
         };
         for (at, rule) in document.allow.into_iter().enumerate() {
@@ -179,7 +184,11 @@ impl Policy {
             })
             .collect();
         let deny: Vec<String> = self.deny.iter().map(ToString::to_string).collect();
-        serde_json::json!({ "default": self.standing, "allow": allow, "deny": deny, "limits": self.limits })
+        let mut written = serde_json::json!({ "default": self.standing, "allow": allow, "deny": deny, "limits": self.limits });
+        if let Some(level) = self.isolation_minimum {
+            written["isolation_minimum"] = level.name().into();
+        }
+        written
     }
 
     /// Hosts whose requests must be seen one by one, which inside TLS takes interception.
