@@ -17,59 +17,9 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPO / "tests"), str(REPO / "tests" / "server")]
 
+import hostile  # noqa: E402
 from boxkit import Box  # noqa: E402
 from sandkeep_server import Server  # noqa: E402
-
-HOSTILE = r"""
-import os, resource, socket, sys, time
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-def silent():
-    held = []
-    while True:
-        while len(held) < min(4090, most - 50):
-            s = socket.socket()
-            s.setblocking(False)
-            s.connect_ex(("169.254.169.254", 80))
-            held.append(s)
-        time.sleep(0.5)
-        for s in held[:]:
-            try:
-                if s.recv(1) == b"":
-                    raise ConnectionResetError
-            except BlockingIOError:
-                continue
-            except OSError:
-                held.remove(s)
-                s.close()
-
-def refused():
-    while True:
-        with socket.socket() as s:
-            s.settimeout(5)
-            s.connect_ex(("203.0.113.9", 443))
-        time.sleep(0.001)
-
-def names():
-    query = b"\0\1\1\0\0\1\0\0\0\0\0\0\4evil\4test\0\0\1\0\1"
-    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    s.setblocking(False)
-    while True:
-        for _ in range(50):
-            try:
-                s.sendto(query, ("10.0.0.1", 53))
-            except OSError:
-                pass
-        time.sleep(0.05)
-
-for work in (refused, names):
-    if os.fork() == 0:
-        work()
-open("/tmp/flooding", "w").close()
-silent()
-"""
-
 
 def p99(times: list[float]) -> float:
     return statistics.quantiles(times, n=100)[98]
@@ -111,10 +61,9 @@ def main() -> int:
         measure(server, 20)
         rest = measure(server, rounds)
         for box in boxes:
-            box.write("/tmp/hostile.py", HOSTILE.encode())
-            box.root("setsid python3 /tmp/hostile.py > /dev/null 2>&1 < /dev/null &")
+            hostile.begin(box, 3600, "169.254.169.254:80", "refused", "names")
         end = time.monotonic() + 120
-        while time.monotonic() < end and not all(box.exec(["test", "-e", "/tmp/flooding"]).ok for box in boxes):
+        while time.monotonic() < end and not all(hostile.has_begun(box) for box in boxes):
             time.sleep(1)
         time.sleep(5)
         flood = measure(server, rounds)

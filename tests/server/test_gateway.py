@@ -91,16 +91,28 @@ def test_no_api_key_reaches_the_box(server, web):
 
 @pytest.mark.parametrize("sent", [
     {"X-API-Key": "{key}"}, {"Authorization": "Bearer {key}"}, {"Authorization": "Basic {basic}"}, {"X-Custom": "{key}"}, {"Cookie": "k={key}"},
+    {"Authorization": "Basic {unpadded}"}, {"Authorization": "Basic {for_urls}"}, {"X-Custom": "{percent}"}, {"X-Custom": "tok-{key}"},
+    {"X-Custom": "xx{key}xx"}, {"X-{key}": "1"}, {"Cookie": "a=b; session={basic}"}, {"X-Custom": "{basic}"},
+    {"Sec-WebSocket-Protocol": "base64url.bearer.authorization.k8s.io.{for_urls}, v1"},
 ])
 def test_the_api_key_of_the_server_was_handed_to_the_program(server, web, sent):
     basic = base64.b64encode(f"user:{server.key}".encode()).decode()
-    headers = {name: value.format(key=server.key, basic=basic) for name, value in sent.items()}
+    forms = {"key": server.key, "basic": basic, "unpadded": basic.rstrip("="), "percent": server.key.replace("_", "%5f"),
+             "for_urls": base64.urlsafe_b64encode(f"?~>{server.key}".encode()).decode().rstrip("=")}
+    headers = {name.format(**forms): value.format(**forms) for name, value in sent.items()}
     status, body, _ = ask(server, web, "/headers", **headers)
     assert status == 403, body
     assert "API key" in json.loads(body)["message"]
     assert server.key.encode() not in body
-    status, body, _ = ask(server, web, f"/headers?key={server.key}")
-    assert status == 403
+    for at in (f"?key={server.key}", f"/xx{server.key}xx", f"?t={forms['for_urls']}", f"/{basic.rstrip('=')}/x"):
+        assert ask(server, web, f"/headers{at}")[0] == 403, at
+
+
+def test_the_api_key_in_the_name_of_the_host(server, web):
+    token = web.made["traffic_token"]
+    host = f"8000-{web.id}-{server.key}.localhost"
+    got = raw(server, f"GET /x HTTP/1.1\r\nHost: {host}\r\nE2B-Traffic-Access-Token: {token}\r\nConnection: close\r\n\r\n".encode())
+    assert got.startswith(b"HTTP/1.1 403") and b"API key" in got, got
 
 
 def test_a_refused_api_key_is_in_the_audit_log(server, make):

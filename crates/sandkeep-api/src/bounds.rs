@@ -7,27 +7,27 @@
 
 use sandkeep_audit::Action;
 use sandkeep_moat::policy::Profile;
-use sandkeep_model::{Isolation, Limits, ListFilter, MAX_METADATA_BYTES, State};
+use sandkeep_model::{
+    Audience, FILES_KEY_PATTERN, Isolation, LONGEST_PATTERN, Label, Limits, ListFilter,
+    MAX_METADATA_BYTES, MODE_PATTERN, MOST_PATTERNS, MOST_STEPS, MOST_TAGS, NamedTokens,
+    PLAIN_PATTERN, POINT_NAME_PATTERN, PageToken, SandboxId, Scopes, SecretName, State,
+    TemplateName, TokenName,
+};
 use serde_json::{Map, Value, json};
 
-use crate::{create::MAX_TIMEOUT_SECONDS, v1::bounds as own};
+use crate::{
+    create::{IDEMPOTENCY_PATTERN, MAX_TIMEOUT_SECONDS},
+    v1::bounds as own,
+};
 
-/// Templates, and points by their names.
-const TEMPLATE: &str = "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$";
-const LABEL: &str = "^[a-z0-9][a-z0-9_.-]{0,63}$";
-const SECRET: &str = "^[A-Za-z0-9_-]{1,64}$";
 const PROFILE: &str = "^[a-z0-9][a-z0-9-]{0,63}$";
 const PROFILE_VERSION: &str = "^[a-z0-9][a-z0-9-]{0,63}(@[0-9]{1,9})?$";
-const SANDBOX: &str = "^i[a-z0-9]{20}$";
 const USER: &str = "^[A-Za-z_][A-Za-z0-9_.-]{0,31}$";
-const SHA256: &str = "^[0-9a-f]{64}$";
 /// No NUL byte.
 const TEXT: &str = "^[^\\x00]*$";
 /// Something to see in it, and no NUL byte.
 const FILLED: &str = "^[^\\x00]*[^\\s\\x00][^\\x00]*$";
-const VISIBLE: &str = "^[!#-\\[\\]-~]+$";
 const ENV_NAME: &str = "^[^=\\x00]+$";
-const IDEMPOTENCY: &str = "^[A-Za-z0-9_.:-]{1,255}$";
 const DAY: u64 = 24 * 3600;
 /// A host name: labels, the last of which is no number.
 const NAME: &str = "([A-Za-z0-9]{1,20}(-[A-Za-z0-9]{1,20}){0,2}\\.){0,4}[A-Za-z][A-Za-z0-9]{0,20}";
@@ -117,7 +117,7 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
             "prefixItems": [{"type": "string", "minLength": 1, "pattern": TEXT}]},
     ]});
     vec![
-        ("CreateRequest.template", pattern(TEMPLATE)),
+        ("CreateRequest.template", pattern(TemplateName::PATTERN)),
         ("CreateRequest.isolation", json!({"enum": levels()})),
         ("CreateRequest.timeout_seconds", timeout(1)),
         (
@@ -126,7 +126,7 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
         ),
         ("CreateRequest.env", map_of(ENV_NAME, TEXT)),
         ("CreateRequest.metadata", map_of(TEXT, TEXT)),
-        ("CreateRequest.from_point", pattern(LABEL)),
+        ("CreateRequest.from_point", pattern(POINT_NAME_PATTERN)),
         (
             "CreateRequest.idle_seconds",
             from_to(1, MAX_TIMEOUT_SECONDS),
@@ -137,34 +137,34 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
         ("LimitsBody.pids", limit(8, most.pids.into())),
         ("LimitsBody.disk_mib", disk(most.disk_mib)),
         ("LimitsBody.open_files", limit(64, most.open_files.into())),
-        ("IdentityBody.org", text(VISIBLE, 128)),
-        ("IdentityBody.task", text(VISIBLE, 128)),
+        ("IdentityBody.org", text(PLAIN_PATTERN, Label::LONGEST)),
+        ("IdentityBody.task", text(PLAIN_PATTERN, Label::LONGEST)),
         (
             "IdentityBody.scopes",
-            json!({"maxItems": 32, "items": {
-            "type": "string", "pattern": VISIBLE, "maxLength": 128}}),
+            json!({"maxItems": Scopes::MOST, "items": {
+            "type": "string", "pattern": PLAIN_PATTERN, "maxLength": Scopes::LONGEST}}),
         ),
         (
             "IdentityBody.tokens",
-            json!({"maxProperties": 5,
-            "propertyNames": {"type": "string", "pattern": SECRET},
-            "additionalProperties": {"type": "string", "pattern": VISIBLE, "maxLength": 512}}),
+            json!({"maxProperties": NamedTokens::MOST,
+            "propertyNames": {"type": "string", "pattern": TokenName::PATTERN},
+            "additionalProperties": {"type": "string", "pattern": PLAIN_PATTERN, "maxLength": Audience::LONGEST}}),
         ),
         ("TimeoutRequest.timeout_seconds", timeout(0)),
         ("ForkRequest.timeout_seconds", timeout(1)),
-        ("ForkRequest.at", pattern(LABEL)),
+        ("ForkRequest.at", pattern(POINT_NAME_PATTERN)),
         ("ResumeRequest.timeout_seconds", timeout(1)),
-        ("RollbackRequest.to", pattern(LABEL)),
-        ("PointRequest.name", pattern(LABEL)),
+        ("RollbackRequest.to", pattern(POINT_NAME_PATTERN)),
+        ("PointRequest.name", pattern(POINT_NAME_PATTERN)),
         ("PointRequest.tags", tags()),
-        ("LabelRequest.name", pattern(LABEL)),
+        ("LabelRequest.name", pattern(POINT_NAME_PATTERN)),
         ("LabelRequest.tags", tags()),
         ("AutoPoints.every_seconds", from_to(1, 365 * DAY)),
         ("AutoPoints.min_interval_seconds", from_to(0, DAY)),
         (
             "AutoPoints.before_matching",
-            json!({"maxItems": 32, "items": {
-            "type": "string", "minLength": 1, "maxLength": 512, "format": "regex"}}),
+            json!({"maxItems": MOST_PATTERNS, "items": {
+            "type": "string", "minLength": 1, "maxLength": LONGEST_PATTERN, "format": "regex"}}),
         ),
         ("KeepBody.age_seconds", from_to(1, u64::from(u32::MAX))),
         ("KeepBody.bytes", from_to(0, u64::MAX)),
@@ -181,17 +181,20 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
         ("RenameRequest.source", text(TEXT, own::MAX_PATH_BYTES)),
         ("RenameRequest.destination", text(TEXT, own::MAX_PATH_BYTES)),
         ("RenameRequest.user", pattern(USER)),
-        ("SecretRequest.name", pattern(SECRET)),
+        ("SecretRequest.name", pattern(SecretName::PATTERN)),
         ("SecretRequest.value", text(TEXT, MAX_METADATA_BYTES)),
         ("SecretRequest.metadata", map_of(TEXT, TEXT)),
-        ("VerifyRequest.audience", text(VISIBLE, 512)),
-        ("VerifyRequest.sandbox_id", pattern(SANDBOX)),
+        (
+            "VerifyRequest.audience",
+            text(PLAIN_PATTERN, Audience::LONGEST),
+        ),
+        ("VerifyRequest.sandbox_id", pattern(SandboxId::PATTERN)),
         ("PolicyTest.method", pattern("^[A-Za-z]{1,32}$")),
         ("PolicyTest.url", text("^[!-~]+$", 8192)),
-        ("PolicyTest.sandbox_id", pattern(SANDBOX)),
+        ("PolicyTest.sandbox_id", pattern(SandboxId::PATTERN)),
         ("PolicyTest.policy", wish.clone()),
-        ("BuildRequest.from", pattern(TEMPLATE)),
-        ("BuildRequest.steps", json!({"maxItems": 256})),
+        ("BuildRequest.from", pattern(TemplateName::PATTERN)),
+        ("BuildRequest.steps", json!({"maxItems": MOST_STEPS})),
         ("BuildRequest.start", text(FILLED, own::MAX_WORD_BYTES - 1)),
         (
             "BuildRequest.isolation",
@@ -202,8 +205,8 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
         ("StepBody.run", text(FILLED, own::MAX_WORD_BYTES - 1)),
         ("StepBody.copy", text(FILLED, own::MAX_PATH_BYTES)),
         ("StepBody.to", text(FILLED, own::MAX_PATH_BYTES)),
-        ("StepBody.mode", pattern("^[0-7]{3,4}$")),
-        ("StepBody.files", pattern(SHA256)),
+        ("StepBody.mode", pattern(MODE_PATTERN)),
+        ("StepBody.files", pattern(FILES_KEY_PATTERN)),
         ("StepBody.env", map_of(ENV_NAME, TEXT)),
         ("StepBody.workdir", text(FILLED, own::MAX_PATH_BYTES)),
         ("ReadyBody.command", text(FILLED, own::MAX_WORD_BYTES - 1)),
@@ -227,7 +230,7 @@ fn own_profile() -> Value {
 }
 
 fn tags() -> Value {
-    json!({"maxItems": 16, "items": {"type": "string", "pattern": LABEL}})
+    json!({"maxItems": MOST_TAGS, "items": {"type": "string", "pattern": POINT_NAME_PATTERN}})
 }
 
 /// `METHOD path`, or only the beginning of it for all that are below.
@@ -244,11 +247,11 @@ fn parameters() -> Vec<(&'static str, &'static str, Value)> {
         ),
         ("get /v1/audit", "after", number.clone()),
         ("get /v1/audit", "before", number.clone()),
-        ("get /v1/audit", "sandbox_id", pattern(SANDBOX)),
+        ("get /v1/audit", "sandbox_id", pattern(SandboxId::PATTERN)),
         ("get /v1/audit", "kind", json!({"enum": Action::NAMES})),
         ("get /v1/events", "after", number.clone()),
         ("get /v1/events", "Last-Event-ID", number.clone()),
-        ("get /v1/events", "sandbox_id", pattern(SANDBOX)),
+        ("get /v1/events", "sandbox_id", pattern(SandboxId::PATTERN)),
         ("get /v1/events", "format", json!({"enum": ["sse", "json"]})),
         ("get /v1/sandboxes", "limit", limit),
         (
@@ -256,7 +259,11 @@ fn parameters() -> Vec<(&'static str, &'static str, Value)> {
             "state",
             pattern(&format!("^({one})(,({one}))*$")),
         ),
-        ("get /v1/sandboxes", "template", pattern(TEMPLATE)),
+        (
+            "get /v1/sandboxes",
+            "template",
+            pattern(TemplateName::PATTERN),
+        ),
         (
             "get /v1/sandboxes",
             "order",
@@ -270,12 +277,12 @@ fn parameters() -> Vec<(&'static str, &'static str, Value)> {
         (
             "get /v1/sandboxes",
             "next_token",
-            pattern("^[0-9]{1,15}\\.i[a-z0-9]{20}$"),
+            pattern(PageToken::PATTERN),
         ),
         (
             "post /v1/sandboxes",
             "Idempotency-Key",
-            pattern(IDEMPOTENCY),
+            pattern(IDEMPOTENCY_PATTERN),
         ),
         (
             "get /v1/sandboxes/{id}/files/list",
@@ -289,19 +296,23 @@ fn parameters() -> Vec<(&'static str, &'static str, Value)> {
             text(TEXT, own::MAX_PATH_BYTES),
         ),
         ("* /v1/sandboxes/{id}/files", "user", pattern(USER)),
-        ("* /v1/sandboxes/{id}", "id", pattern(SANDBOX)),
-        ("* /v1/templates/{name}", "name", pattern(TEMPLATE)),
+        ("* /v1/sandboxes/{id}", "id", pattern(SandboxId::PATTERN)),
+        (
+            "* /v1/templates/{name}",
+            "name",
+            pattern(TemplateName::PATTERN),
+        ),
         (
             "* /v1/templates/{name}/files/{sha256}",
             "sha256",
-            pattern(SHA256),
+            pattern(FILES_KEY_PATTERN),
         ),
         ("put /v1/profiles/{name}", "name", own_profile()),
         ("delete /v1/profiles/{name}", "name", own_profile()),
         ("get /v1/profiles/{name}", "name", pattern(PROFILE_VERSION)),
-        ("* /v1/secrets/{name}", "name", pattern(SECRET)),
-        ("* /v1/points/{id}", "id", pattern(LABEL)),
-        ("* /v1/points/{id}", "other", pattern(LABEL)),
+        ("* /v1/secrets/{name}", "name", pattern(SecretName::PATTERN)),
+        ("* /v1/points/{id}", "id", pattern(POINT_NAME_PATTERN)),
+        ("* /v1/points/{id}", "other", pattern(POINT_NAME_PATTERN)),
     ]
 }
 

@@ -50,6 +50,9 @@ pub(crate) fn expiry_after(field: &str, seconds: u64) -> Result<Expiry> {
     Ok(Expiry::After(Duration::from_secs(seconds)))
 }
 
+/// What [`idempotency_key`] lets pass, as a regular expression.
+pub(crate) const IDEMPOTENCY_PATTERN: &str = "^[A-Za-z0-9_.:-]{1,255}$";
+
 /// The `Idempotency-Key` header, checked.
 pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>> {
     let Some(value) = headers.get("idempotency-key") else {

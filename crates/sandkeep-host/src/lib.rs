@@ -6,6 +6,7 @@ pub mod failure;
 pub mod files;
 pub mod first;
 pub mod idmap;
+pub mod lone_file;
 pub mod netns;
 pub mod proc;
 pub mod slots;

@@ -7,8 +7,8 @@ use crate::{Error, Point, Result};
 /// A point with this tag is never removed by a rule.
 pub const KEEP_TAG: &str = "keep";
 /// Most patterns of one box.
-const MOST_PATTERNS: usize = 32;
-const LONGEST_PATTERN: usize = 512;
+pub const MOST_PATTERNS: usize = 32;
+pub const LONGEST_PATTERN: usize = 512;
 /// More than this is no rule any more.
 const MOST_KEPT: u32 = 10_000;
 const DEFAULT_KEPT: u32 = 100;

@@ -40,6 +40,8 @@ pub struct SandboxId(String);
 
 impl SandboxId {
     pub const LENGTH: usize = 21;
+    /// What one looks like, as a regular expression.
+    pub const PATTERN: &str = "^i[a-z0-9]{20}$";
 
     pub fn random() -> Self {
         Self(format!("i{}", random_token(Self::LENGTH - 1)))

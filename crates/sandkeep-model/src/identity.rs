@@ -20,6 +20,9 @@ fn check(field: &str, text: &str, longest: usize, allowed: impl Fn(char) -> bool
     )))
 }
 
+/// Texts of [`is_plain`] characters, as a regular expression.
+pub const PLAIN_PATTERN: &str = "^[!#-\\[\\]-~]+$";
+
 fn is_plain(c: char) -> bool {
     c.is_ascii_graphic() && c != '"' && c != '\\'
 }
@@ -162,6 +165,8 @@ pub struct TokenName(String);
 
 impl TokenName {
     pub const LONGEST: usize = 64;
+    /// What is taken for one, as a regular expression.
+    pub const PATTERN: &str = "^[A-Za-z0-9_-]{1,64}$";
 }
 
 impl FromStr for TokenName {

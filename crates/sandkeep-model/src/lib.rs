@@ -22,22 +22,24 @@ mod state;
 mod time;
 mod usage;
 
-pub use auto::{KEEP_TAG, Keep, PointPolicy, PointReason, PointWhy};
+pub use auto::{
+    KEEP_TAG, Keep, LONGEST_PATTERN, MOST_PATTERNS, PointPolicy, PointReason, PointWhy,
+};
 pub use error::{Code, Error, Result};
 pub use event::{Event, EventKind};
 pub use id::{SandboxId, random_bytes, random_token};
-pub use identity::{Audience, Identity, Label, NamedTokens, Scopes, TokenName};
+pub use identity::{Audience, Identity, Label, NamedTokens, PLAIN_PATTERN, Scopes, TokenName};
 pub use isolation::{Isolation, IsolationWish};
 pub use limits::{Limits, LimitsWish, human_bytes};
 pub use name::{MAX_METADATA_BYTES, NameError, TemplateName, check_env, check_metadata};
 pub use page::{ListFilter, Order, Page, PageToken};
 pub use point::{
-    BoxTime, EngineBuild, Pause, PauseMode, Point, PointId, PointKind, TimeWish, check_point_name,
-    check_point_tags, point_not_found,
+    BoxTime, EngineBuild, MOST_TAGS, POINT_NAME_PATTERN, Pause, PauseMode, Point, PointId,
+    PointKind, TimeWish, check_point_name, check_point_tags, point_not_found,
 };
 pub use recipe::{
-    BoxDefaults, BuildId, Built, ColdLevel, LONGEST_READY, Ready, ReadyCheck, Recipe, Step,
-    build_not_found, check_files_key,
+    BoxDefaults, BuildId, Built, ColdLevel, FILES_KEY_PATTERN, LONGEST_READY, MODE_PATTERN,
+    MOST_STEPS, Ready, ReadyCheck, Recipe, Step, build_not_found, check_files_key,
 };
 pub use sandbox::{
     CreateSandbox, ENVD_VERSION, Expiry, OnTimeout, PortAccess, Sandbox, Template, traffic_token,

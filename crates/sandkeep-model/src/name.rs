@@ -20,6 +20,9 @@ pub struct NameError(String);
 pub struct TemplateName(String);
 
 impl TemplateName {
+    /// What is taken for one, as a regular expression.
+    pub const PATTERN: &str = "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$";
+
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -53,6 +53,11 @@ pub struct PageToken {
     pub id: SandboxId,
 }
 
+impl PageToken {
+    /// What one looks like, as a regular expression.
+    pub const PATTERN: &str = "^[0-9]{1,15}\\.i[a-z0-9]{20}$";
+}
+
 impl fmt::Display for PageToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.started_at.millis(), self.id)

@@ -11,7 +11,9 @@ use crate::{
 /// Longest name or tag of a point.
 const LONGEST_NAME: usize = 64;
 /// Most tags of one point.
-const MOST_TAGS: usize = 16;
+pub const MOST_TAGS: usize = 16;
+/// What [`check_point_name`] lets pass, as a regular expression.
+pub const POINT_NAME_PATTERN: &str = "^[a-z0-9][a-z0-9_.-]{0,63}$";
 
 /// The name the server gives a point: `p` and twenty characters of `[a-z0-9]`.
 ///

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// A recipe with more steps than this is a mistake.
-const MOST_STEPS: usize = 256;
+pub const MOST_STEPS: usize = 256;
 /// What a shell takes as one word.
 const LONGEST_COMMAND: usize = 128 * 1024 - 1;
 const LONGEST_PATH: usize = 4096;
@@ -273,11 +273,7 @@ fn check_step(step: &Step) -> Result<()> {
                 owner.split(':').try_for_each(|part| name("user", part))?;
             }
             if let Some(mode) = mode {
-                let octal = |b: u8| (b'0'..=b'7').contains(&b);
-                if !(3..=4).contains(&mode.len()) || !mode.bytes().all(octal) {
-                    return Err(Error::invalid("mode", format!("\"{mode}\" is no mode"))
-                        .hint("write it in octal, for example 0755"));
-                }
+                check_mode(mode)?;
             }
             check_files_key(files)
         }
@@ -286,6 +282,21 @@ fn check_step(step: &Step) -> Result<()> {
         Step::User(user) => name("user", user),
     }
 }
+
+/// What is taken for a mode, as a regular expression.
+pub const MODE_PATTERN: &str = "^[0-7]{3,4}$";
+
+fn check_mode(mode: &str) -> Result<()> {
+    let octal = |b: u8| (b'0'..=b'7').contains(&b);
+    if (3..=4).contains(&mode.len()) && mode.bytes().all(octal) {
+        return Ok(());
+    }
+    Err(Error::invalid("mode", format!("\"{mode}\" is no mode"))
+        .hint("write it in octal, for example 0755"))
+}
+
+/// What [`check_files_key`] lets pass, as a regular expression.
+pub const FILES_KEY_PATTERN: &str = "^[0-9a-f]{64}$";
 
 /// The key of an archive of files: 64 hex digits, safe as a file name.
 pub fn check_files_key(key: &str) -> Result<()> {

@@ -11,6 +11,9 @@ use crate::{Error, Result};
 pub struct SecretName(String);
 
 impl SecretName {
+    /// What is taken for one, as a regular expression.
+    pub const PATTERN: &str = "^[A-Za-z0-9_-]{1,64}$";
+
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -4,6 +4,7 @@ mod cable;
 mod filter;
 mod link;
 mod messages;
+pub mod nft;
 mod routes;
 
 pub use cable::{

@@ -111,6 +111,7 @@ impl ContainerWard {
                 config.launcher_args,
                 Setup {
                     tree: tree.clone(),
+                    agent: agent.clone(),
                     tag: random_token(8),
                     spares: SPARES,
                 },

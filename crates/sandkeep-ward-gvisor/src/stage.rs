@@ -45,7 +45,8 @@ pub fn prepare_host() -> Result<()> {
 pub struct Stage {
     cgroups: Vec<OwnedFd>,
     tree: OwnedFd,
-    agent: CString,
+    /// A mount of the agent that is attached nowhere.
+    agent: OwnedFd,
     memory: CString,
 }
 
@@ -55,7 +56,7 @@ impl Stage {
     pub fn new(
         cgroups: &Cgroups,
         tree: OwnedFd,
-        agent: &Path,
+        agent: OwnedFd,
         memory: &Path,
     ) -> std::result::Result<Self, Failure> {
         let opened = cgroups
@@ -78,7 +79,7 @@ impl Stage {
         Ok(Self {
             cgroups: opened,
             tree,
-            agent: text(agent)?,
+            agent,
             memory: text(memory)?,
         })
     }
@@ -111,7 +112,13 @@ impl Stage {
             c"/run/sandkeep/gvisor/root",
             MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
         )?;
-        rustix::mount::mount_bind(self.agent.as_c_str(), c"/run/sandkeep/gvisor/agent")?;
+        rustix::mount::move_mount(
+            self.agent.as_fd(),
+            c"",
+            rustix::fs::CWD,
+            c"/run/sandkeep/gvisor/agent",
+            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+        )?;
         rustix::mount::mount_bind(self.memory.as_c_str(), c"/proc/meminfo")?;
         Ok(())
     }

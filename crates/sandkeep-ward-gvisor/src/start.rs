@@ -58,12 +58,12 @@ impl Inner {
         let stage = {
             let (runsc, spec, cgroups) = (runsc.clone(), spec.clone(), cgroups.clone());
             let (number, first_id, netns) = (slot.number(), slot.first_id(), netns.as_raw_fd());
-            let (token, agent) = (token.clone(), self.agent.clone());
+            let (token, agent) = (token.clone(), Arc::clone(&self.agent));
             blocking(move || {
                 prepare(&runsc, &spec, number, first_id, netns, &cgroups, &token)?;
                 let tree = idmap::mapped_tree(&spec.root, first_id)?;
                 let memory = runsc.dir.join("meminfo");
-                Ok(Stage::new(&cgroups, tree, &agent, &memory)?)
+                Ok(Stage::new(&cgroups, tree, agent.mount()?, &memory)?)
             })
             .await?
         };

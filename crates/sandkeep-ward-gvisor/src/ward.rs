@@ -11,7 +11,8 @@ use crate::{
 use async_trait::async_trait;
 use sandkeep_host::{
     failure::Doing as _,
-    files::{Stamp, install_agent, make_private_dir},
+    files::{Stamp, make_private_dir},
+    lone_file::LoneFile,
     starting,
     work::blocking,
 };
@@ -40,7 +41,8 @@ pub struct GvisorWard {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub roster: Roster<Gvisor>,
-    pub agent: PathBuf,
+    /// The agent for all boxes.
+    pub agent: Arc<LoneFile>,
     pub runsc: Option<PathBuf>,
     /// The build that was found last.
     pub engine: tokio::sync::Mutex<Option<(Stamp, Engine)>>,
@@ -62,10 +64,10 @@ impl GvisorWard {
             .doing("finding the state directory")?;
         stage::prepare_host()?;
         // Readable: it copies itself into the memory of the box.
-        let agent = install_agent(&config.agent, &state_dir, 0o555)?;
+        let agent = LoneFile::of(&config.agent, 0o555)?;
         let inner = Inner {
             roster: Roster::new(state_dir, config.id_base, config.id_slots)?,
-            agent,
+            agent: Arc::new(agent),
             runsc: config.runsc,
             engine: tokio::sync::Mutex::default(),
         };

@@ -7,44 +7,19 @@ import threading
 import time
 from pathlib import Path
 
+import hostile
 import pytest
 from boxkit import Box, wait_for
 from servers import in_place_of
 
-# Connections to the sandbox's own metadata address, for which no policy is needed. On none of them
-# anything is said. What is refused is tried again, for as long as the flood lasts.
-FLOOD = """
-import resource, selectors, socket, sys, time
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-wanted, end, held = min(4090, most - 50), time.monotonic() + float(sys.argv[1]), []
-while time.monotonic() < end:
-    while len(held) < wanted:
-        s = socket.socket()
-        s.setblocking(False)
-        s.connect_ex((sys.argv[2], int(sys.argv[3])))
-        held.append(s)
-    open("/tmp/flooding", "w").close()
-    time.sleep(0.5)
-    for s in held[:]:
-        try:
-            if s.recv(1) == b"":
-                raise ConnectionResetError
-        except BlockingIOError:
-            continue
-        except OSError:
-            held.remove(s)
-            s.close()
-"""
 BOXES, SECONDS = 6, 40
 
 
-def flooding(boxes, address, port):
+def flooding(boxes, to):
     for box in boxes:
-        box.write("/tmp/flood.py", FLOOD.encode())
-        assert box.root(f"setsid python3 /tmp/flood.py {SECONDS} {address} {port} > /tmp/flood.log 2>&1 < /dev/null &").ok
+        hostile.begin(box, SECONDS, to)
     for box in boxes:
-        wait_for(lambda box=box: box.exec(["test", "-e", "/tmp/flooding"]).ok, "it floods", limit=120)
+        wait_for(lambda box=box: hostile.has_begun(box), "it floods", limit=120)
 
 
 def descriptors(server) -> int:
@@ -57,7 +32,8 @@ def test_silent_connections_of_sandboxes_without_a_policy_exhaust_no_descriptors
     begun = Path(server.log_path).stat().st_size
     boxes = [Box(server, network={}, timeout_seconds=600) for _ in range(BOXES)]
     try:
-        flooding(boxes, "169.254.169.254", 80)
+        # The sandbox's own metadata address, for which no policy is needed.
+        flooding(boxes, "169.254.169.254:80")
         for _ in range(20):
             assert server.request("GET", "/v1/health", timeout=60)[0] == 200
             time.sleep(0.1)
@@ -87,7 +63,7 @@ def test_clients_that_never_send_a_head_leave_room_for_those_who_have_the_key(na
     silent: list[socket.socket] = []
     stop = threading.Event()
 
-    def flood():
+    def connect():
         while not stop.is_set() and len(silent) < 5000:
             s = socket.socket()
             s.setblocking(False)
@@ -95,7 +71,7 @@ def test_clients_that_never_send_a_head_leave_room_for_those_who_have_the_key(na
             silent.append(s)
             time.sleep(0.002)
 
-    thread = threading.Thread(target=flood)
+    thread = threading.Thread(target=connect)
     thread.start()
     try:
         wait_for(lambda: len(silent) > 400, "they are more than there are places")

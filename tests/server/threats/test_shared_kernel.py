@@ -334,7 +334,7 @@ for number in (0, 1, 2):
     note(f"/proc/1/fd/{number}")
 print(json.dumps(found))
 """
-# The program of the first process: one file for all of them. It can be run and not be opened.
+# The program of the first process: one file for all of them, but not the host's. It can be run and not be opened.
 SHARED = {"/run/sandkeep-agent"}
 
 
@@ -467,6 +467,44 @@ def test_the_program_that_sandboxes_share_can_not_be_opened_watched_or_locked(tw
     before = read()
     assert two[1].root("/run/sandkeep-agent --no-such-flag; true").ok
     assert read() == before
+
+
+# What every mount shows: where it comes from, and how large its file system is.
+MOUNTS = """
+import json, os
+found = []
+for line in open("/proc/self/mountinfo"):
+    head, tail = line.split(" - ")
+    point, root = head.split()[4], head.split()[3]
+    size = os.statvfs(point) if os.access(point, os.F_OK) else None
+    found.append([point, root, tail.split()[1], size and [size.f_blocks * size.f_frsize, size.f_files, size.f_bfree * size.f_frsize]])
+print(json.dumps(found))
+"""
+
+
+def no_mount_tells_of_the_host(server, box):
+    mounts = {point: rest for point, *rest in json.loads(box.exec(["python3", "-c", MOUNTS], user="root").out)}
+    assert "/run/sandkeep-agent" in mounts
+    disks = [os.statvfs(path) for path in ("/", server.state)]
+    sizes = [[disk.f_blocks * disk.f_frsize, disk.f_files] for disk in disks]
+    for point, (root, source, size) in mounts.items():
+        shown = f"{root} {source}"
+        assert str(server.state) not in shown and server.state.name not in shown, (point, shown)
+        # The disk of the sandbox is part of the storage, and tells of it: docs/threats.md.
+        assert point == "/" or size is None or size[:2] not in sizes, (point, size)
+    return mounts["/run/sandkeep-agent"]
+
+
+def test_mounts_tell_nothing_of_the_hosts_disk(two, server):
+    before = [no_mount_tells_of_the_host(server, box) for box in two]
+    assert before[0] == before[1] and before[0][0] == "/agent", before
+    # What one of them does is not to be seen there either.
+    two[0].exec("head -c 50000000 /dev/urandom > /tmp/much && sync")
+    assert [no_mount_tells_of_the_host(server, box) for box in two] == before
+
+
+def test_mounts_tell_nothing_of_the_hosts_disk_at_gvisor(make, server):
+    no_mount_tells_of_the_host(server, make(isolation="gvisor"))
 
 
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -2,7 +2,6 @@
 
 mod addresses;
 mod control;
-mod expressions;
 mod plan;
 mod refusals;
 mod rules;

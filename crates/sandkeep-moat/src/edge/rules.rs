@@ -34,8 +34,14 @@ use std::{
 
 use super::{
     addresses::{BOX_V4, BOX_V6, INSIDE_V4},
-    expressions::{self as e, Family},
-    netlink::{ACK, AGENT_PORT, APPEND, BOX_END, CREATE, EXCLUSIVE, HOST_V4, HOST_V6, Messages},
+    netlink::{
+        ACK, AGENT_PORT, BOX_END, CREATE, EXCLUSIVE, HOST_V4, HOST_V6, Messages,
+        nft::{
+            self, Chain, DELETE_ELEMENTS, HOOK_OUTPUT, HOOK_PREROUTING, NEW_ELEMENTS, NEW_SET,
+            Table,
+            expressions::{self as e, Family},
+        },
+    },
     plan::{Kinds, Plan},
     untracked,
 };
@@ -48,25 +54,10 @@ pub const LOGGED_BYTES: u32 = 128;
 /// Addresses of each family that may be given out at the same time.
 pub const MOST_GIVEN: u32 = 1024;
 
-const TABLE: &str = "sandkeep";
+const TABLE: Table = Table::inet("sandkeep");
 const DIVERT: &str = "divert";
 const CLOSE: &str = "close";
 
-const FAMILY_INET: u8 = 1;
-const SUBSYSTEM: u16 = 10;
-const BATCH_BEGIN: u16 = 0x10;
-const BATCH_END: u16 = 0x11;
-const NEW_TABLE: u16 = SUBSYSTEM << 8;
-const DELETE_TABLE: u16 = SUBSYSTEM << 8 | 2;
-const NEW_CHAIN: u16 = SUBSYSTEM << 8 | 3;
-const NEW_RULE: u16 = SUBSYSTEM << 8 | 6;
-const NEW_SET: u16 = SUBSYSTEM << 8 | 9;
-const NEW_ELEMENTS: u16 = SUBSYSTEM << 8 | 12;
-const DELETE_ELEMENTS: u16 = SUBSYSTEM << 8 | 14;
-
-const HOOK_PREROUTING: u32 = 0;
-const HOOK_OUTPUT: u32 = 3;
-const ACCEPT: u32 = 1;
 const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 const DNS: u16 = 53;
 const WEB: u16 = 80;
@@ -127,62 +118,53 @@ pub struct Ground {
 /// All rules, in the place of those that are there. It is one transaction: there is no moment
 /// without rules.
 pub fn all(ground: Ground, plan: &Plan, given: &HashMap<IpAddr, Kinds>) -> Messages {
-    let mut messages = Messages::default();
-    let m = &mut messages;
-    boundary(m, BATCH_BEGIN);
-    // Made if it is not there, so that deleting it cannot fail: a transaction that is broken off
-    // costs the kernel tens of milliseconds.
-    table(m, NEW_TABLE, CREATE);
-    table(m, DELETE_TABLE, 0);
-    table(m, NEW_TABLE, CREATE | EXCLUSIVE);
-    sets(m, plan);
-    chain(m, DIVERT, "nat", ground.place.hook(), -100);
-    chain(m, CLOSE, "filter", ground.place.hook(), 0);
-    divert(m, ground, plan);
-    close(m, ground);
-    if plan.has_names() {
-        for family in Family::BOTH {
-            let of_it = |(address, _): &(&IpAddr, &Kinds)| family_of(**address) == family;
-            let elements: Vec<_> = given
-                .iter()
-                .filter(of_it)
-                .map(|(address, kinds)| (*address, *kinds))
-                .collect();
-            mapped(m, NEW_ELEMENTS, family, &elements);
+    nft::transaction(|m| {
+        TABLE.make_anew(m);
+        sets(m, plan);
+        chain(m, DIVERT, "nat", ground.place.hook(), -100);
+        chain(m, CLOSE, "filter", ground.place.hook(), 0);
+        divert(m, ground, plan);
+        close(m, ground);
+        if plan.has_names() {
+            for family in Family::BOTH {
+                let of_it = |(address, _): &(&IpAddr, &Kinds)| family_of(**address) == family;
+                let elements: Vec<_> = given
+                    .iter()
+                    .filter(of_it)
+                    .map(|(address, kinds)| (*address, *kinds))
+                    .collect();
+                mapped(m, NEW_ELEMENTS, family, &elements);
+            }
         }
-    }
-    let flows = match ground.place {
-        Place::Inner => untracked::Place::Here(ground.port),
-        Place::Uplink => untracked::Place::Cable,
-    };
-    untracked::add(m, flows);
-    boundary(m, BATCH_END);
-    messages
+        let flows = match ground.place {
+            Place::Inner => untracked::Place::Here(ground.port),
+            Place::Uplink => untracked::Place::Cable,
+        };
+        untracked::add(m, flows);
+    })
 }
 
 /// Changes what was given: the old value of each address (zero: none) and the new one.
 pub fn change(changes: &[(IpAddr, Kinds, Kinds)]) -> Messages {
-    let mut messages = Messages::default();
-    boundary(&mut messages, BATCH_BEGIN);
-    for family in Family::BOTH {
-        let of_it = || {
-            changes
-                .iter()
-                .filter(move |(address, ..)| family_of(*address) == family)
-        };
-        let old: Vec<_> = of_it()
-            .filter(|(_, old, _)| *old != 0)
-            .map(|(address, old, _)| (*address, *old))
-            .collect();
-        let new: Vec<_> = of_it()
-            .filter(|(.., new)| *new != 0)
-            .map(|(address, _, new)| (*address, *new))
-            .collect();
-        mapped(&mut messages, DELETE_ELEMENTS, family, &old);
-        mapped(&mut messages, NEW_ELEMENTS, family, &new);
-    }
-    boundary(&mut messages, BATCH_END);
-    messages
+    nft::transaction(|m| {
+        for family in Family::BOTH {
+            let of_it = || {
+                changes
+                    .iter()
+                    .filter(move |(address, ..)| family_of(*address) == family)
+            };
+            let old: Vec<_> = of_it()
+                .filter(|(_, old, _)| *old != 0)
+                .map(|(address, old, _)| (*address, *old))
+                .collect();
+            let new: Vec<_> = of_it()
+                .filter(|(.., new)| *new != 0)
+                .map(|(address, _, new)| (*address, *new))
+                .collect();
+            mapped(m, DELETE_ELEMENTS, family, &old);
+            mapped(m, NEW_ELEMENTS, family, &new);
+        }
+    })
 }
 
 pub fn family_of(address: IpAddr) -> Family {
@@ -192,34 +174,20 @@ pub fn family_of(address: IpAddr) -> Family {
     }
 }
 
-fn boundary(m: &mut Messages, kind: u16) {
-    m.begin(kind, 0, &[0, 0, 0, SUBSYSTEM as u8]);
-}
-
-const FIXED: [u8; 4] = [FAMILY_INET, 0, 0, 0];
-
-fn table(m: &mut Messages, kind: u16, flags: u16) {
-    m.begin(kind, flags | ACK, &FIXED);
-    m.text(1, TABLE);
-}
-
 fn chain(m: &mut Messages, name: &str, kind: &str, hook: u32, priority: i32) {
-    m.begin(NEW_CHAIN, CREATE | EXCLUSIVE, &FIXED);
-    m.text(1, TABLE);
-    m.text(3, name);
-    m.nested(4, |m| {
-        m.number(1, hook);
-        m.attribute(2, &priority.to_be_bytes());
-    });
-    m.number(5, ACCEPT);
-    m.text(7, kind);
+    let chain = Chain {
+        name,
+        kind,
+        hook,
+        priority,
+        policy: nft::ACCEPT,
+        device: None,
+    };
+    TABLE.chain(m, chain);
 }
 
 fn rule(m: &mut Messages, chain: &str, expressions: impl FnOnce(&mut Messages)) {
-    m.begin(NEW_RULE, CREATE | APPEND, &FIXED);
-    m.text(1, TABLE);
-    m.text(2, chain);
-    m.nested(4, expressions);
+    TABLE.rule(m, chain, expressions);
 }
 
 const fn name_of(set: Set, family: Family) -> &'static str {
@@ -270,8 +238,7 @@ const fn type_of(family: Family) -> u32 {
 }
 
 fn new_set(m: &mut Messages, name: &str, family: Family, flags: u32) {
-    m.begin(NEW_SET, CREATE | EXCLUSIVE, &FIXED);
-    m.text(1, TABLE);
+    TABLE.about(m, NEW_SET, CREATE | EXCLUSIVE);
     m.text(2, name);
     m.number(3, flags);
     m.number(4, type_of(family));
@@ -323,8 +290,7 @@ fn interval_set(m: &mut Messages, name: &str, family: Family, ranges: &Ranges) {
 fn elements(m: &mut Messages, kind: u16, set: &str, fill: impl FnOnce(&mut Messages)) {
     let flags = if kind == NEW_ELEMENTS { CREATE } else { 0 };
     // Answered, because a batch of nothing else must be.
-    m.begin(kind, flags | ACK, &FIXED);
-    m.text(1, TABLE);
+    TABLE.about(m, kind, flags | ACK);
     m.text(2, set);
     m.nested(3, fill);
 }

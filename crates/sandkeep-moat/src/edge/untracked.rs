@@ -20,27 +20,22 @@
 
 use super::{
     addresses::{BOX_V4, BOX_V6},
-    expressions::{self as e, Family},
-    netlink::{ACK, APPEND, CREATE, EXCLUSIVE, Messages},
+    netlink::{
+        Messages,
+        nft::{
+            self, Chain, HOOK_OUTPUT, HOOK_PREROUTING, Table,
+            expressions::{self as e, Family},
+        },
+    },
 };
 
-const TABLE: &str = "sandkeep-untracked";
+const TABLE: Table = Table::inet("sandkeep-untracked");
 const CHAIN: &str = "raw";
 /// Flows that may begin in a second, for long, and at once.
 const PER_SECOND: u64 = 300;
 const AT_ONCE: u32 = 1000;
 /// Just before connection tracking looks at packets, which is at -200.
 const PRIORITY: i32 = -300;
-
-const FAMILY_INET: u8 = 1;
-const SUBSYSTEM: u16 = 10;
-const NEW_TABLE: u16 = SUBSYSTEM << 8;
-const DELETE_TABLE: u16 = SUBSYSTEM << 8 | 2;
-const NEW_CHAIN: u16 = SUBSYSTEM << 8 | 3;
-const NEW_RULE: u16 = SUBSYSTEM << 8 | 6;
-const HOOK_PREROUTING: u32 = 0;
-const HOOK_OUTPUT: u32 = 3;
-const ACCEPT: u32 = 1;
 
 /// Where the sandbox's packets come by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,10 +49,7 @@ pub enum Place {
 /// Adds the table to a transaction of others, in the place of an older one. A transaction of its
 /// own would take as long as the other one.
 pub fn add(messages: &mut Messages, place: Place) {
-    // Made if it is not there, so that deleting it can not fail.
-    table(messages, NEW_TABLE, CREATE);
-    table(messages, DELETE_TABLE, 0);
-    table(messages, NEW_TABLE, CREATE | EXCLUSIVE);
+    TABLE.make_anew(messages);
     match place {
         Place::Here(port) => {
             chain(messages, HOOK_OUTPUT);
@@ -109,30 +101,20 @@ fn between_programs(messages: &mut Messages, port: u16) {
     }
 }
 
-const FIXED: [u8; 4] = [FAMILY_INET, 0, 0, 0];
-
-fn table(messages: &mut Messages, kind: u16, flags: u16) {
-    messages.begin(kind, flags | ACK, &FIXED);
-    messages.text(1, TABLE);
-}
-
 fn chain(messages: &mut Messages, hook: u32) {
-    messages.begin(NEW_CHAIN, CREATE | EXCLUSIVE | ACK, &FIXED);
-    messages.text(1, TABLE);
-    messages.text(3, CHAIN);
-    messages.nested(4, |m| {
-        m.number(1, hook);
-        m.attribute(2, &PRIORITY.to_be_bytes());
-    });
-    messages.number(5, ACCEPT);
-    messages.text(7, "filter");
+    let chain = Chain {
+        name: CHAIN,
+        kind: "filter",
+        hook,
+        priority: PRIORITY,
+        policy: nft::ACCEPT,
+        device: None,
+    };
+    TABLE.chain(messages, chain);
 }
 
 fn rule(messages: &mut Messages, expressions: impl FnOnce(&mut Messages)) {
-    messages.begin(NEW_RULE, CREATE | APPEND | ACK, &FIXED);
-    messages.text(1, TABLE);
-    messages.text(2, CHAIN);
-    messages.nested(4, expressions);
+    TABLE.rule(messages, CHAIN, expressions);
 }
 
 fn drop_over_the_rate(messages: &mut Messages) {

@@ -81,6 +81,11 @@ impl Automaton {
         self.next[state as usize + usize::from(kind)]
     }
 
+    #[cfg(test)]
+    pub fn bytes(&self) -> usize {
+        (self.next.len() * size_of::<State>()) + (self.begun.len() * size_of::<Owners>())
+    }
+
     pub const fn is_found(&self, state: State) -> bool {
         state >= self.found
     }

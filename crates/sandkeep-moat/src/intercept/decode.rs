@@ -21,6 +21,8 @@ enum Meaning {
     Open,
     Nothing,
     Character(u32),
+    /// A byte by itself, which may be part of a character.
+    Byte(u8),
     /// This, without the last byte.
     CharacterBefore(u32),
 }
@@ -72,17 +74,27 @@ impl Decoder {
         self.length += 1;
         let open = self.open;
         let seen = &open[..self.length];
-        let (before, again) = match self.form.meaning(seen) {
+        let before = &seen[..seen.len() - 1];
+        let again = match self.form.meaning(seen) {
             Meaning::Open if seen.len() < LONGEST => return,
-            Meaning::Character(code) => (Some(code), false),
-            Meaning::CharacterBefore(code) => (Some(code), true),
-            Meaning::Open | Meaning::Nothing => (None, true),
+            Meaning::Character(code) => {
+                write(code, out);
+                false
+            }
+            Meaning::Byte(byte) => {
+                out(byte);
+                false
+            }
+            Meaning::CharacterBefore(code) => {
+                write(code, out);
+                true
+            }
+            Meaning::Open | Meaning::Nothing => {
+                before.iter().for_each(|byte| out(*byte));
+                true
+            }
         };
         self.length = 0;
-        match before {
-            Some(code) => write(code, out),
-            None => seen[..seen.len() - 1].iter().for_each(|byte| out(*byte)),
-        }
         if again {
             // It may begin another one. The first byte of an escape is never looked at twice.
             if byte == first && seen.len() > 1 {
@@ -111,8 +123,12 @@ impl Form {
         match self {
             Self::Percent => match rest {
                 [b'u' | b'U', digits @ ..] => exactly(4, digits),
-                // Not the first byte of a character but a byte by itself; texts here are ASCII.
-                digits => exactly(2, digits),
+                digits => match exactly(2, digits) {
+                    Meaning::Character(code) => {
+                        Meaning::Byte(u8::try_from(code).expect("two digits are one byte"))
+                    }
+                    other => other,
+                },
             },
             Self::Entity => match rest {
                 [b'#', b'x' | b'X', digits @ ..] => reference(16, digits),
@@ -260,6 +276,7 @@ mod tests {
             ("100% %zz %4 %%41", "100% %zz %4 %A"),
             ("%u002f%U0041", "/A"),
             ("%u00", "%u00"),
+            ("gar%c3%a7on", "gar\u{e7}on"),
         ] {
             assert_eq!(decoded(Decoder::percent(), text), expected, "{text}");
         }

@@ -368,6 +368,96 @@ mod tests {
     }
 
     #[test]
+    fn in_two_forms_at_a_time_wherever_it_begins() {
+        use base64::{
+            Engine as _,
+            engine::general_purpose::{STANDARD, URL_SAFE},
+        };
+        let hex = |bytes: &[u8]| -> String {
+            let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
+            digits.collect()
+        };
+        let long = format!("{}{}", "x".repeat(300), SECRETS[1]);
+        for secret in [
+            SECRETS[0],
+            SECRETS[1],
+            "letters8",
+            "gar\u{e7}on-\u{43b}",
+            &long,
+        ] {
+            let scanner = scanner(&[secret]);
+            let sought = &scanner.sought;
+            for before in 0..7 {
+                let text = format!("{}{secret}\"}}", "?".repeat(before));
+                let wide = |turn: fn(u16) -> [u8; 2]| -> Vec<u8> {
+                    text.encode_utf16().flat_map(turn).collect()
+                };
+                let digits = hex(text.as_bytes());
+                for inner in [
+                    STANDARD.encode(&text).into_bytes(),
+                    URL_SAFE.encode(&text).into_bytes(),
+                    digits.clone().into_bytes(),
+                    digits.to_uppercase().into_bytes(),
+                    wide(u16::to_le_bytes),
+                    wide(u16::to_be_bytes),
+                ] {
+                    for outer in [
+                        STANDARD.encode(&inner),
+                        URL_SAFE.encode(&inner),
+                        hex(&inner),
+                        hex(&inner).to_uppercase(),
+                        inner.iter().map(|byte| format!("%{byte:02x}")).collect(),
+                        inner
+                            .iter()
+                            .flat_map(|byte| [char::from(*byte), '\0'])
+                            .collect(),
+                    ] {
+                        // Bytes that are no ASCII are no text again.
+                        if !outer.is_ascii() {
+                            continue;
+                        }
+                        let mut scanner = Scanner::new(Arc::clone(sought));
+                        let found = scanner.push(outer.as_bytes()).is_err();
+                        assert!(found, "{secret} after {before} in {outer}");
+                        let wrapped: Vec<_> = outer.as_bytes().chunks(19).collect();
+                        let mut scanner = Scanner::new(Arc::clone(sought));
+                        let found = scanner.push(&wrapped.join(&b"\r\n"[..])).is_err();
+                        assert!(found || outer.contains('%'), "{secret} in lines in {outer}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Forms in forms are long, so more of them must have come to be told from chance.
+    #[test]
+    fn beginnings_tell_as_much_in_two_forms_as_in_one() {
+        let secret = SECRETS[0];
+        let digits: Vec<String> = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let twice: Vec<String> = digits
+            .iter()
+            .map(|pair| pair.bytes().map(|byte| format!("{byte:02x}")).collect())
+            .collect();
+        for (bytes, owners) in [(5, 0), (6, 1)] {
+            let mut scanner = scanner(&[secret]);
+            scanner.push(twice[..bytes].concat().as_bytes()).unwrap();
+            assert_eq!(scanner.begun(), owners, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn a_table_stays_small_and_no_more_is_held_back() {
+        let token = "github_pat_11ABCDEFG0abcdefghijk_LMNOPQRS";
+        let sought = sought(&[token]);
+        assert!(
+            sought.automaton.bytes() < 600 << 10,
+            "{}",
+            sought.automaton.bytes()
+        );
+        assert_eq!(sought.hold, token.len() * 10);
+    }
+
+    #[test]
     fn long_values_are_found_by_their_end_and_odd_ones_too() {
         let long: String = (0..600_u32)
             .map(|at| format!("{:05x}", at * 2_654_435))

@@ -391,6 +391,8 @@ fn shown(secret: &str) -> Vec<(&'static str, Vec<u8>)> {
     };
     let hex = each(secret, |c| format!("{c:02x}"));
     let pairs: Vec<_> = hex.as_bytes().chunks(2).collect();
+    let wide =
+        |turn: fn(u16) -> [u8; 2]| -> Vec<u8> { header.encode_utf16().flat_map(turn).collect() };
     let go = secret.replace('+', "&#43;").replace('=', "&#61;");
     let php = object.replace('/', "\\/");
     let text = |text: String| text.into_bytes();
@@ -415,17 +417,37 @@ fn shown(secret: &str) -> Vec<(&'static str, Vec<u8>)> {
             text(base64(&header).replace('/', "\\/")),
         ),
         ("base64 in a query", text(percent(&base64(&header), ""))),
+        ("base64 of base64", text(base64(&base64(&header)))),
+        (
+            "base64 for URLs of base64",
+            text(URL_SAFE_NO_PAD.encode(base64(&header))),
+        ),
+        (
+            "base64 of UTF-16 LE",
+            text(STANDARD.encode(wide(u16::to_le_bytes))),
+        ),
+        (
+            "base64 of UTF-16 BE",
+            text(STANDARD.encode(wide(u16::to_be_bytes))),
+        ),
+        ("base64 of hex", text(base64(&hex))),
+        ("hex of hex", text(each(&hex, |c| format!("{c:02x}")))),
+        (
+            "hex of base64",
+            text(each(&base64(&header), |c| format!("{c:02x}"))),
+        ),
+        (
+            "hex of UTF-16",
+            wide(u16::to_le_bytes)
+                .iter()
+                .flat_map(|byte| format!("{byte:02x}").into_bytes())
+                .collect(),
+        ),
         ("hex", text(hex.clone())),
         ("HEX", text(hex.to_uppercase())),
         ("hex with colons", pairs.join(&b":"[..])),
-        (
-            "UTF-16 LE",
-            header.encode_utf16().flat_map(u16::to_le_bytes).collect(),
-        ),
-        (
-            "UTF-16 BE",
-            header.encode_utf16().flat_map(u16::to_be_bytes).collect(),
-        ),
+        ("UTF-16 LE", wide(u16::to_le_bytes)),
+        ("UTF-16 BE", wide(u16::to_be_bytes)),
         ("Python quote", text(percent(&header, "_.-~/"))),
         ("Python quote, safe=''", text(percent(&header, "_.-~"))),
         ("percent, all", text(each(secret, |c| format!("%{c:02x}")))),

@@ -1,6 +1,6 @@
 //! From one sandbox to another.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use serde_json::json;
 
@@ -49,7 +49,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "A sandbox can tell what happens on the host, and that another one is on it, too.",
         todo: APART,
-        weakened_by: &[Weakness::HostProc],
+        weakened_by: &[Weakness::HostProc, Weakness::HostMount],
         run: host_view,
     },
     Check {
@@ -186,6 +186,14 @@ fn host_view(bench: &Bench, level: Level) -> Result<Verdict> {
     if mounts.contains(&state) || name.is_some_and(|name| mounts.contains(&name)) {
         wrong.push("mountinfo shows the host's state directory".to_owned());
     }
+    for of_host in [Path::new("/"), &bench.dir] {
+        let size = size_of(of_host)?;
+        for seen in report.texts("sizes")? {
+            if let Some(point) = seen.strip_prefix(&size) {
+                wrong.push(format!("statfs of {point} tells of the host's disk"));
+            }
+        }
+    }
     if !level.own_kernel() {
         if report.number("locks")? > 0.0 {
             wrong.push("/proc/locks lists locks of the host".to_owned());
@@ -198,6 +206,13 @@ fn host_view(bench: &Bench, level: Level) -> Result<Verdict> {
         }
     }
     Ok(judged(&wrong, "what it sees is its own, or nothing"))
+}
+
+/// As the probe writes it.
+fn size_of(path: &Path) -> Result<String> {
+    let found = rustix::fs::statvfs(path).doing("asking for the size of the host's disk")?;
+    let bytes = found.f_blocks * found.f_frsize;
+    Ok(format!("{bytes} bytes, {} inodes: ", found.f_files))
 }
 
 fn ids(bench: &Bench, level: Level) -> Result<Verdict> {

@@ -3,6 +3,7 @@
 //! It holds a few workers ready and hands each job to one of them; the worker answers to the
 //! server directly. It ends when the server does; boxes stay.
 
+mod agents;
 mod caps;
 mod child;
 pub mod client;
@@ -37,6 +38,7 @@ use crate::{
     seccomp::Filters,
     sys,
 };
+use agents::Agents;
 use processors::Processors;
 use protocol::{Job, Packet, Setup};
 use rustix::{
@@ -51,6 +53,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     time::{Duration, Instant},
 };
+use worker::Tools;
 
 /// Refilling waits until the box that took a worker has had the processors to itself.
 const REFILL_DELAY: Duration = Duration::from_millis(40);
@@ -106,6 +109,7 @@ struct Launcher {
     setup: Setup,
     filters: Filters,
     processors: Processors,
+    agents: Agents,
     workers: Vec<Worker>,
     busy: Vec<Busy>,
     waiting: VecDeque<Packet>,
@@ -120,18 +124,20 @@ impl Launcher {
         let _leader_already = setsid();
         set_child_subreaper(Some(getpid())).doing("becoming the reaper of the boxes")?;
         sys::ignore_children();
-        let setup = protocol::receive(&control)
+        let setup: Setup = protocol::receive(&control)
             .and_then(|packet| packet.ok_or_else(|| io::ErrorKind::UnexpectedEof.into()))
             .and_then(|packet| packet.parse())
             .doing("reading the setup")?;
         let filters = Filters::compile()
             .map_err(|error| io::Error::other(error.message))
             .doing("compiling the seccomp list")?;
+        let agents = Agents::install(&setup.agent)?;
         Ok(Self {
             control,
             setup,
             filters,
             processors: Processors::of_this_host(),
+            agents,
             workers: Vec::new(),
             busy: Vec::new(),
             waiting: VecDeque::new(),
@@ -317,8 +323,11 @@ impl Launcher {
         self.let_go(theirs);
         worker::run(
             &self.setup,
-            &self.filters,
-            &self.processors,
+            &Tools {
+                filters: &self.filters,
+                processors: &self.processors,
+                agents: &self.agents,
+            },
             &name,
             &self.control,
         );

@@ -31,8 +31,6 @@ use std::{
 pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
 pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
 pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
-/// When a program was run last tells what others do.
-const NOATIME: u64 = libc::MOUNT_ATTR_NOATIME;
 pub const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 /// For what may be read and nothing else.
 pub const STILL: u64 = RDONLY | NOSUID | NODEV | NOEXEC;
@@ -127,28 +125,6 @@ pub fn prepare_root(root: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd, F
     let mount = detached(CWD, root).doing("opening the root of the sandbox")?;
     change_mount_attributes(mount.as_fd(), NODEV, NOSUID, Some(namespace))
         .doing("mapping the owners of the root (the file system must know idmapped mounts)")?;
-    Ok(mount)
-}
-
-/// Made by the worker: the agent's file in the directory of the box, which nobody can change
-/// through this mount. All sandboxes have the same file; it can be run and not read, so that
-/// nobody can watch it or lock it. Root in a sandbox is nobody to it, unless the file is given
-/// `to` the sandbox.
-pub fn prepare_agent(directory: &OwnedFd, to: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Failure> {
-    let attributes = RDONLY | NODEV | NOSUID | NOATIME;
-    let mount = detached(directory, crate::start::AGENT).doing("opening the agent")?;
-    let change = |to| {
-        change_mount_attributes(mount.as_fd(), attributes, libc::MOUNT_ATTR__ATIME, to)
-            .doing("making the agent read-only")
-    };
-    // Not every file system maps owners.
-    change(to).or_else(|failure| {
-        if to.is_some() {
-            change(None)
-        } else {
-            Err(failure)
-        }
-    })?;
     Ok(mount)
 }
 

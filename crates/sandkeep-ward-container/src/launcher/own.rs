@@ -93,14 +93,7 @@ impl Own {
 
     /// Its file system as `mountinfo` has it, `major:minor`.
     pub fn device(&self) -> Result<String, Failure> {
-        let number = rustix::fs::fstat(&self.mount)
-            .doing("looking at the files of the sandbox")?
-            .st_dev;
-        Ok(format!(
-            "{}:{}",
-            rustix::fs::major(number),
-            rustix::fs::minor(number)
-        ))
+        sandkeep_host::lone_file::device(&self.mount)
     }
 }
 

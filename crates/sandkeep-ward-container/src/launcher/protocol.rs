@@ -27,6 +27,8 @@ const MOST_FDS: usize = 3;
 pub struct Setup {
     /// The ward's cgroup tree.
     pub tree: Cgroups,
+    /// The agent of new boxes, on the host.
+    pub agent: PathBuf,
     /// Begins the name of every cgroup this launcher makes.
     pub tag: String,
     /// Workers to hold ready.

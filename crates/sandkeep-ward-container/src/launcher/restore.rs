@@ -57,6 +57,13 @@ pub struct Restoring<'a> {
     pub reply: &'a OwnedFd,
 }
 
+/// Where CRIU runs, and what was handed in there.
+struct Around {
+    room: Room,
+    /// The file system of the agent, as `mountinfo` has it.
+    agent: String,
+}
+
 /// The box runs when this returns, or nothing of it is left.
 pub fn restore(
     job: &protocol::Restore,
@@ -127,12 +134,12 @@ fn bring_back(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started,
     let namespace = idmap::user_namespace(start.first_id)?;
     let root = mounts::prepare_root(&start.root, namespace.as_fd())?;
     let to = start.agent_is_readable.then(|| namespace.as_fd());
-    let agent = mounts::prepare_agent(here.directory, to)?;
+    let agent = (here.place.agents).for_sandbox(here.directory, to, start.first_id)?;
     let image = mounts::detached(CWD, &job.image).doing("opening the image")?;
     set_mount_attributes(image.as_fd(), mounts::STILL, None).doing("opening the image")?;
     let mut room = Room::enter(&job.criu)?;
     room::attach(&root, table::ROOT, false)?;
-    room::attach(&agent, table::AGENT_FILE, true)?;
+    room::attach(&agent.mount, table::AGENT_FILE, true)?;
     room::attach(&image, room::IMAGE, false)?;
     userns_image::put_over(Path::new(room::IMAGE), start.first_id)?;
     own_files(here.place.own)?;
@@ -158,7 +165,11 @@ fn bring_back(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started,
     let question = room.open(QUESTION, OFlags::RDWR | OFlags::NONBLOCK)?;
     let criu = Run::start(&words, None)?;
     room.leave()?;
-    run(job, here, &room, criu, &question.into())
+    let around = Around {
+        room,
+        agent: agent.device,
+    };
+    run(job, here, &around, criu, &question.into())
 }
 
 fn words_for(inode: u64, listener: &OwnedFd) -> Vec<OsString> {
@@ -212,7 +223,7 @@ fn connections_of_the_past() -> Result<(), Failure> {
 fn run(
     job: &protocol::Restore,
     here: &Restoring<'_>,
-    room: &Room,
+    around: &Around,
     mut criu: Run,
     question: &OwnedFd,
 ) -> Result<(Started, Cloned), Failure> {
@@ -224,7 +235,7 @@ fn run(
     loop {
         match criu.wait(Some(beside))? {
             Seen::Asked => {
-                let looked = asked(question).and_then(|pid| look(pid, job, here, room));
+                let looked = asked(question).and_then(|pid| look(pid, job, here, around));
                 match looked {
                     Ok(whole) => found = Some(whole),
                     Err(failure) => {
@@ -232,16 +243,17 @@ fn run(
                         return Err(failure);
                     }
                 }
-                room.open(ANSWER, OFlags::WRONLY)?
+                (around.room)
+                    .open(ANSWER, OFlags::WRONLY)?
                     .write_all(b"go\n")
                     .doing("answering CRIU")?;
             }
             Seen::Ended(status) => {
-                room.remember(&job.criu);
+                around.room.remember(&job.criu);
                 return match found.take() {
                     Some(found) if status.success() => Ok(found),
                     _ => {
-                        let why = words::reason(&room.log());
+                        let why = words::reason(&around.room.log());
                         Err(io::Error::other(why)).doing(format_args!("CRIU ended with {status}"))
                     }
                 };
@@ -270,7 +282,7 @@ fn look(
     pid: i32,
     job: &protocol::Restore,
     here: &Restoring<'_>,
-    room: &Room,
+    around: &Around,
 ) -> Result<(Started, Cloned), Failure> {
     let pidfd = Pid::from_raw(pid)
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
@@ -278,10 +290,11 @@ fn look(
         .doing("watching the box")?;
     let expected = Expected {
         first_id: job.start.first_id,
-        room: room.name(),
+        room: around.room.name(),
         cgroups: here.place.cgroups,
         filters: here.place.filters.count(),
         own: here.place.own.device()?,
+        agent: around.agent.clone(),
     };
     let processes = verify::confined(pid, &expected).map_err(|why| Failure {
         doing: format!("the box that came back is not confined: {why}"),

@@ -4,6 +4,7 @@ use super::{
     mounts::{AGENT, DEVICES, MASKED_DIRS, MASKED_FILES, READ_ONLY, REPLACED_FILES, TERMINALS},
     own,
 };
+use sandkeep_host::lone_file;
 use std::{collections::HashMap, fs, path::Path};
 
 /// Where the worker that restores a box has the things that are mounted in it.
@@ -70,8 +71,8 @@ fn on_top(text: &str) -> HashMap<&str, Mount<'_>> {
 }
 
 /// Looks whether a box has the mounts it must have and no others; says what is wrong. `own` is
-/// the file system with the files it has of its own, as `major:minor`.
-pub fn check(text: &str, own: &str) -> Result<(), String> {
+/// the file system with the files it has of its own, as `major:minor`; `agents` that of the agent.
+pub fn check(text: &str, own: &str, agents: &str) -> Result<(), String> {
     let mounts = on_top(text);
     let must = |point: &str, kinds: &[&str], options: &[&str]| -> Result<(), String> {
         let mount = mounts
@@ -96,7 +97,14 @@ pub fn check(text: &str, own: &str) -> Result<(), String> {
     must("/dev/mqueue", &["mqueue"], &["nosuid", "nodev", "noexec"])?;
     must("/run", &["tmpfs"], &["nosuid", "nodev"])?;
     let agent = format!("/run/{AGENT}");
-    must(&agent, &[], &["ro", "nosuid", "nodev"])?;
+    must(&agent, &["tmpfs"], &["ro", "nosuid", "nodev"])?;
+    let found = &mounts[agent.as_str()];
+    if found.device != agents || found.root.strip_prefix('/') != Some(lone_file::NAME) {
+        return Err(format!(
+            "{agent} is {} of the file system {}, which is not the agent's",
+            found.root, found.device
+        ));
+    }
     let known = vec![
         "/",
         "/proc",
@@ -189,6 +197,7 @@ mod tests {
     use super::*;
 
     const OWN_DEVICE: &str = "0:77";
+    const AGENTS: &str = "0:78";
 
     /// As a sandbox on this kernel has them.
     fn mounts() -> String {
@@ -214,14 +223,11 @@ mod tests {
             ("/dev/shm", "rw,nosuid,nodev,noexec", "tmpfs none rw"),
             ("/dev/mqueue", "rw,nosuid,nodev,noexec", "mqueue none rw"),
             ("/run", "rw,nosuid,nodev", "tmpfs none rw"),
-            (
-                "/run/sandkeep-agent",
-                "ro,nosuid,nodev",
-                "ext4 /dev/root rw",
-            ),
         ] {
             text += &line("0:31", "/", point, options, tail);
         }
+        let agent = "/run/sandkeep-agent";
+        text += &line(AGENTS, "/agent", agent, "ro,nosuid,nodev", "tmpfs none rw");
         for name in READ_ONLY {
             text += &line(
                 "0:31",
@@ -255,8 +261,13 @@ mod tests {
     #[test]
     fn a_file_that_is_not_the_sandboxs_own_is_refused() {
         let whole = mounts();
-        assert_eq!(check(&whole, OWN_DEVICE), Ok(()));
-        assert!(check(&whole, "0:5").is_err(), "of another file system");
+        assert_eq!(check(&whole, OWN_DEVICE, AGENTS), Ok(()));
+        assert!(
+            check(&whole, "0:5", AGENTS).is_err(),
+            "of another file system"
+        );
+        let why = check(&whole, OWN_DEVICE, "0:5").unwrap_err();
+        assert!(why.contains("not the agent's"), "{why}");
         for (point, root) in [
             ("/dev/null", "/null"),
             ("/proc/loadavg", "/loadavg"),
@@ -268,11 +279,15 @@ mod tests {
                 format!("0:5 {root} {point} "),
                 format!("{OWN_DEVICE} /zero {point} "),
             ] {
-                let why = check(&whole.replacen(&own, &other, 1), OWN_DEVICE).unwrap_err();
+                let why = check(&whole.replacen(&own, &other, 1), OWN_DEVICE, AGENTS).unwrap_err();
                 assert!(why.contains(point), "{why}");
             }
         }
         let many = whole.replace("max=64", "max=1024");
-        assert!(check(&many, OWN_DEVICE).unwrap_err().contains("max=64"));
+        assert!(
+            check(&many, OWN_DEVICE, AGENTS)
+                .unwrap_err()
+                .contains("max=64")
+        );
     }
 }

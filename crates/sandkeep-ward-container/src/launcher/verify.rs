@@ -17,6 +17,8 @@ pub struct Expected<'a> {
     pub filters: usize,
     /// The file system with the files it has of its own, as `mountinfo` has it.
     pub own: String,
+    /// That of the agent.
+    pub agent: String,
 }
 
 /// Namespaces a box has of its own. The network's and the cgroup's are made by the worker.
@@ -39,7 +41,7 @@ pub fn confined(init: i32, expected: &Expected<'_>) -> Result<Vec<i32>, String> 
         }
     }
     let mounts = table::of(init).map_err(|error| error.to_string())?;
-    table::check(&mounts, &expected.own)?;
+    table::check(&mounts, &expected.own, &expected.agent)?;
     let processes = processes(init, expected.cgroups)?;
     for pid in &processes {
         of_process(*pid, &namespaces, expected)
@@ -260,6 +262,7 @@ mod tests {
                 cgroups: &cgroups,
                 filters: 5,
                 own: String::new(),
+                agent: String::new(),
             },
         )
     }

@@ -4,6 +4,7 @@
 //! it is needed, and the box it clones is born where the worker is.
 
 use super::{
+    agents::Agents,
     child::{self, Inheritance},
     limits, mounts, netns,
     own::Own,
@@ -45,21 +46,22 @@ const NAMESPACES: u64 = (libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS) as u64;
 const NEWTIME: u64 = 0x80;
 
+/// What all workers have from the launcher.
+pub struct Tools<'a> {
+    pub filters: &'a Filters,
+    pub processors: &'a Processors,
+    pub agents: &'a Agents,
+}
+
 /// The life of a worker process.
-pub fn run(
-    setup: &Setup,
-    filters: &Filters,
-    processors: &Processors,
-    name: &str,
-    launcher: &OwnedFd,
-) {
+pub fn run(setup: &Setup, tools: &Tools<'_>, name: &str, launcher: &OwnedFd) {
     let cgroups = setup.tree.child(name);
     let ready = cgroups.create().and_then(|()| {
         if cgroups.needs_attach() {
             cgroups.attach(own_pid())?;
         }
         netns::enter_fresh()?;
-        Own::make(processors)
+        Own::make(tools.processors)
     });
     let own = match ready {
         Ok(own) => own,
@@ -78,7 +80,8 @@ pub fn run(
         Ok(Some(packet)) => {
             let place = Place {
                 setup,
-                filters,
+                filters: tools.filters,
+                agents: tools.agents,
                 cgroups: &cgroups,
                 own: &own,
             };
@@ -131,6 +134,7 @@ fn done(launcher: &OwnedFd) {
 pub struct Place<'a> {
     pub setup: &'a Setup,
     pub filters: &'a Filters,
+    pub agents: &'a Agents,
     pub cgroups: &'a Cgroups,
     pub own: &'a Own,
 }
@@ -236,7 +240,7 @@ fn start(
         });
     };
     drop(theirs);
-    let finished = finish(cgroups, job, directory, &cloned, &ours);
+    let finished = finish(place, job, directory, &cloned, &ours);
     match finished {
         Ok(started) => Ok((started, cloned)),
         Err(failure) => {
@@ -257,7 +261,7 @@ fn clone_box(owner: u32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Cl
 }
 
 fn finish(
-    cgroups: &Cgroups,
+    place: &Place<'_>,
     job: &Start,
     directory: &OwnedFd,
     cloned: &Cloned,
@@ -267,8 +271,9 @@ fn finish(
     userns::map_ids(cloned.pid, job.first_id)?;
     let namespace = userns::open(cloned.pid)?;
     let root = mounts::prepare_root(&job.root, namespace.as_fd())?;
-    let agent = mounts::prepare_agent(directory, job.agent_is_readable.then(|| namespace.as_fd()))?;
-    protocol::send(child, b"go", &[root.as_fd(), agent.as_fd()]).doing("waking the box")?;
+    let to = job.agent_is_readable.then(|| namespace.as_fd());
+    let agent = place.agents.for_sandbox(directory, to, job.first_id)?;
+    protocol::send(child, b"go", &[root.as_fd(), agent.mount.as_fd()]).doing("waking the box")?;
     wait_readable(child.as_fd(), CHILD_DEADLINE).doing("waiting for the agent to start")?;
     // Exec closes the child's end; anything it says is why it did not get there.
     let last_words = protocol::receive(child).doing("waiting for the agent to start")?;
@@ -289,7 +294,7 @@ fn finish(
     Ok(Started {
         pid: cloned.pid,
         start_ticks,
-        cgroups: cgroups.clone(),
+        cgroups: place.cgroups.clone(),
     })
 }
 

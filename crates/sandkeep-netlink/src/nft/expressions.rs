@@ -1,15 +1,15 @@
 //! The expressions rules are made of, as nf_tables wants them: each fills registers or ends the
 //! rule when something does not fit.
 
-use super::netlink::Messages;
+use super::{ACCEPT, DROP};
+use crate::Messages;
 
 const VERDICT_REGISTER: u32 = 0;
 const REGISTER: u32 = 1;
-const ACCEPT: u32 = 1;
-const DROP: u32 = 0;
 const META_DEVICE: u32 = 6;
 const META_FAMILY: u32 = 15;
 const META_PROTOCOL: u32 = 16;
+const LINK_HEADER: u32 = 0;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const DESTINATION_PORT: u32 = 2;
@@ -118,6 +118,26 @@ pub fn family_is(messages: &mut Messages, family: Family) {
     compare(messages, EQUAL, &[family.number()]);
 }
 
+/// The frame is from this card and of this type. That is read from the frame itself: one with a
+/// tag has the type of the tag there.
+pub fn frame_from(messages: &mut Messages, card: [u8; 6], kind: u16) {
+    const SOURCE: u32 = 6;
+    let head = [&card[..], &kind.to_be_bytes()].concat();
+    payload(messages, LINK_HEADER, SOURCE, head.len());
+    compare(messages, EQUAL, &head);
+}
+
+/// These bytes stand at this place behind the head of the frame.
+pub fn packet_has(messages: &mut Messages, at: u32, bytes: &[u8]) {
+    payload(messages, NETWORK_HEADER, at, bytes.len());
+    compare(messages, EQUAL, bytes);
+}
+
+/// The source, where the family of the packet is known.
+pub fn source_is(messages: &mut Messages, family: Family, address: &[u8]) {
+    packet_has(messages, family.source(), address);
+}
+
 /// It came by this device.
 pub fn came_by(messages: &mut Messages, device: &str) {
     let mut name = [0_u8; 16];
@@ -129,13 +149,33 @@ pub fn came_by(messages: &mut Messages, device: &str) {
 }
 
 pub fn is_tcp(messages: &mut Messages) {
-    meta(messages, META_PROTOCOL);
-    compare(messages, EQUAL, &[libc::IPPROTO_TCP as u8]);
+    protocol(messages, EQUAL, libc::IPPROTO_TCP);
 }
 
 pub fn is_udp(messages: &mut Messages) {
+    protocol(messages, EQUAL, libc::IPPROTO_UDP);
+}
+
+/// Also behind other headers.
+pub fn is_icmpv6(messages: &mut Messages) {
+    protocol(messages, EQUAL, libc::IPPROTO_ICMPV6);
+}
+
+pub fn is_not_icmpv6(messages: &mut Messages) {
+    protocol(messages, NOT_EQUAL, libc::IPPROTO_ICMPV6);
+}
+
+fn protocol(messages: &mut Messages, how: u32, protocol: i32) {
     meta(messages, META_PROTOCOL);
-    compare(messages, EQUAL, &[libc::IPPROTO_UDP as u8]);
+    // The kernel compares one byte; these are numbers below 256.
+    compare(messages, how, &protocol.to_le_bytes()[..1]);
+}
+
+/// The type of an ICMP message, from one to another.
+pub fn icmp_type_within(messages: &mut Messages, (low, high): (u8, u8)) {
+    payload(messages, TRANSPORT_HEADER, 0, 1);
+    compare(messages, NOT_LESS, &[low]);
+    compare(messages, NOT_MORE, &[high]);
 }
 
 /// The first packet of a connection.
@@ -169,15 +209,13 @@ pub fn port_within(messages: &mut Messages, (low, high): (u16, u16)) {
 /// The source begins with these bytes.
 pub fn source_starts(messages: &mut Messages, family: Family, start: &[u8]) {
     family_is(messages, family);
-    payload(messages, NETWORK_HEADER, family.source(), start.len());
-    compare(messages, EQUAL, start);
+    source_is(messages, family, start);
 }
 
 /// The destination begins with these bytes.
 pub fn destination_starts(messages: &mut Messages, family: Family, start: &[u8]) {
     family_is(messages, family);
-    payload(messages, NETWORK_HEADER, family.destination(), start.len());
-    compare(messages, EQUAL, start);
+    packet_has(messages, family.destination(), start);
 }
 
 /// The destination is in a network of so many leading bits.
