@@ -449,7 +449,11 @@ def test_a_restore_sees_nothing_of_the_host(server):
                         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                         if words[0] != b"/criu" or not {b"dump", b"restore"} & set(words[1:2]):
                             continue
-                        seen.append((inodes(f"/proc/{pid}/root/"), Path(f"/proc/{pid}/mountinfo").read_text()))
+                        root = inodes(f"/proc/{pid}/root/")
+                        mounts = Path(f"/proc/{pid}/mountinfo").read_text()
+                        # It may have gone into the sandbox between the two.
+                        if inodes(f"/proc/{pid}/root/") == root:
+                            seen.append((root, mounts))
                     except OSError:
                         continue
 
