@@ -76,27 +76,31 @@ pub fn switch_off(index: u32) -> io::Result<()> {
 #[derive(Debug)]
 pub struct AllHere {
     loopback: u32,
+    with_v6: bool,
 }
 
 impl AllHere {
+    /// IPv6 is a bonus, as in [`configure`].
     pub fn begin(loopback: u32) -> io::Result<Self> {
-        all_here(NEW_ROUTE, CREATE | REPLACE, loopback)?;
-        Ok(Self { loopback })
+        let flags = CREATE | REPLACE;
+        all_here(NEW_ROUTE, flags, loopback, libc::AF_INET)?;
+        let with_v6 = all_here(NEW_ROUTE, flags, loopback, libc::AF_INET6).is_ok();
+        Ok(Self { loopback, with_v6 })
     }
 
     pub fn end(self) -> io::Result<()> {
-        all_here(DELETE_ROUTE, 0, self.loopback)
+        all_here(DELETE_ROUTE, 0, self.loopback, libc::AF_INET)?;
+        if self.with_v6 {
+            all_here(DELETE_ROUTE, 0, self.loopback, libc::AF_INET6)?;
+        }
+        Ok(())
     }
 }
 
-fn all_here(kind: u16, flags: u16, loopback: u32) -> io::Result<()> {
+fn all_here(kind: u16, flags: u16, loopback: u32, family: i32) -> io::Result<()> {
     let mut messages = Messages::default();
-    local_route(&mut messages, kind, flags, loopback, libc::AF_INET);
-    messages.send(libc::NETLINK_ROUTE)?;
-    let mut messages = Messages::default();
-    local_route(&mut messages, kind, flags, loopback, libc::AF_INET6);
-    let _without_v6 = messages.send(libc::NETLINK_ROUTE);
-    Ok(())
+    local_route(&mut messages, kind, flags, loopback, family);
+    messages.send(libc::NETLINK_ROUTE)
 }
 
 /// That everything of a family is local.

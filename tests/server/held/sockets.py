@@ -388,6 +388,25 @@ socket.send_fds(one, [b'x'], [read])
 os.close(read)
 check = lambda: one.fileno() > 0
 """),
+    "tcp_under_way": (EITHER, """
+listener, near, far = connected('v4')
+one, other = socket.socketpair()
+socket.send_fds(one, [b'x'], [near.fileno()])
+near.close()
+def end():
+    other.settimeout(60)
+    taken = socket.recv_fds(other, 10, 1)[1]
+    return both(socket.socket(fileno=taken[0]), far)
+check = once(end)
+"""),
+    "tcp_half_closed_under_way": (EITHER, """
+listener, near, far = connected('v4')
+far.shutdown(socket.SHUT_WR)
+one, other = socket.socketpair()
+socket.send_fds(one, [b'x'], [near.fileno()])
+near.close()
+check = lambda: far.fileno() > 0
+"""),
     "unix_itself_under_way": (EITHER, """
 one, other = socket.socketpair()
 socket.send_fds(one, [b'x'], [one.fileno(), other.fileno()])
