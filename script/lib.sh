@@ -324,7 +324,7 @@ machine_kernel() {
 MIN_CRIU=4.2
 # What our patch adds to the version: bump it with every change of the patch, so that builds
 # with an earlier one are made again.
-CRIU_FLAVOUR=sandkeep5
+CRIU_FLAVOUR=sandkeep6
 OUR_CRIU=/usr/local/lib/sandkeep/criu
 has_criu() { is_our_criu "$OUR_CRIU"; }
 
@@ -396,9 +396,11 @@ build_criu() {
       "$CRIU_FLAVOUR":plain)
         patch --strip=1 <"$REPO/deploy/criu/boxes.patch"
         patch --strip=1 <"$REPO/deploy/criu/owners.patch"
+        patch --strip=1 <"$REPO/deploy/criu/wakes.patch"
         sed -i "s/^CRIU_VERSION[[:space:]].*/&.$CRIU_FLAVOUR/" Makefile.versions
         ;;
       plain:"$CRIU_FLAVOUR")
+        patch --strip=1 --reverse <"$REPO/deploy/criu/wakes.patch"
         patch --strip=1 --reverse <"$REPO/deploy/criu/owners.patch"
         patch --strip=1 --reverse <"$REPO/deploy/criu/boxes.patch"
         sed -i "s/\.$CRIU_FLAVOUR\$//" Makefile.versions

@@ -13,7 +13,7 @@ pub use cable::{
 };
 pub use filter::{guard, guard_again};
 pub use link::{
-    BOX_SIDE, HOST_SIDE, NEW_LINK, Side, configure, device, index_of, set_mac, switch_off,
+    AllHere, BOX_SIDE, HOST_SIDE, NEW_LINK, Side, configure, device, index_of, set_mac, switch_off,
 };
 pub use messages::{
     ACK, APPEND, CREATE, DUMP, EXCLUSIVE, Messages, NetlinkSocket, REPLACE, REQUEST, attributes,

@@ -6,6 +6,7 @@ use std::{ffi::CString, io};
 pub const NEW_LINK: u16 = 16;
 const NEW_ADDRESS: u16 = 20;
 const NEW_ROUTE: u16 = 24;
+const DELETE_ROUTE: u16 = 25;
 const BITS_V4: u8 = 24;
 const BITS_V6: u8 = 64;
 
@@ -68,6 +69,52 @@ pub fn switch_off(index: u32) -> io::Result<()> {
     fixed.extend_from_slice(&(libc::IFF_UP as u32).to_ne_bytes());
     messages.begin(NEW_LINK, ACK, &fixed);
     messages.send(libc::NETLINK_ROUTE)
+}
+
+/// As long as this lives, every address there is belongs to this machine: it can be connected to
+/// and from before a cable and its addresses are there.
+#[derive(Debug)]
+pub struct AllHere {
+    loopback: u32,
+    with_v6: bool,
+}
+
+impl AllHere {
+    /// IPv6 is a bonus, as in [`configure`].
+    pub fn begin(loopback: u32) -> io::Result<Self> {
+        let flags = CREATE | REPLACE;
+        all_here(NEW_ROUTE, flags, loopback, libc::AF_INET)?;
+        let with_v6 = all_here(NEW_ROUTE, flags, loopback, libc::AF_INET6).is_ok();
+        Ok(Self { loopback, with_v6 })
+    }
+
+    pub fn end(self) -> io::Result<()> {
+        all_here(DELETE_ROUTE, 0, self.loopback, libc::AF_INET)?;
+        if self.with_v6 {
+            all_here(DELETE_ROUTE, 0, self.loopback, libc::AF_INET6)?;
+        }
+        Ok(())
+    }
+}
+
+fn all_here(kind: u16, flags: u16, loopback: u32, family: i32) -> io::Result<()> {
+    let mut messages = Messages::default();
+    local_route(&mut messages, kind, flags, loopback, family);
+    messages.send(libc::NETLINK_ROUTE)
+}
+
+/// That everything of a family is local.
+fn local_route(messages: &mut Messages, kind: u16, flags: u16, loopback: u32, family: i32) {
+    const DEVICE: u16 = 4;
+    const TABLE_LOCAL: u8 = 255;
+    const STATIC: u8 = 4;
+    const HOST: u8 = 254;
+    const LOCAL: u8 = 2;
+    let family = u8::try_from(family).expect("address families are small numbers");
+    let mut fixed = vec![family, 0, 0, 0, TABLE_LOCAL, STATIC, HOST, LOCAL];
+    fixed.extend_from_slice(&0_u32.to_ne_bytes());
+    messages.begin(kind, ACK | flags, &fixed);
+    messages.attribute(DEVICE, &loopback.to_ne_bytes());
 }
 
 /// The fixed part of a message about a device.

@@ -16,9 +16,9 @@ pub const OLDEST: (u32, u32) = (4, 2);
 const OURS: &str = "/usr/local/lib/sandkeep/criu";
 /// In the version of a build with our patches, see `deploy/criu`; their number follows.
 const MARK: &str = "sandkeep";
-/// The first patches with which CRIU follows no links of a sandbox, and makes user namespaces that
-/// belong to root in them.
-const CAREFUL: u32 = 5;
+/// The first patches with which CRIU follows no links of a sandbox, makes user namespaces that
+/// belong to root in them, and brings back what it has written.
+const CAREFUL: u32 = 6;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A CRIU that is new enough.
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn versions() {
-        assert_eq!(number("4.2.1.sandkeep5"), Some((4, 2)));
+        assert_eq!(number("4.2.1.sandkeep6"), Some((4, 2)));
         assert_eq!(number("4.3"), Some((4, 3)));
         assert!(number("3.17.1").unwrap() < OLDEST);
         assert_eq!(number(""), None);
@@ -132,7 +132,7 @@ mod tests {
         let (plain, old, ours) = (
             criu("4.2.1"),
             criu("4.2.1.sandkeep2"),
-            criu("4.2.1.sandkeep5"),
+            criu("4.2.1.sandkeep6"),
         );
         assert!(!plain.keeps_connections() && !plain.is_careful());
         assert!(old.keeps_connections() && !old.is_careful());

@@ -451,7 +451,7 @@ def test_a_restore_sees_nothing_of_the_host(server):
                             continue
                         root = inodes(f"/proc/{pid}/root/")
                         mounts = Path(f"/proc/{pid}/mountinfo").read_text()
-                        # It may have gone into the sandbox in between.
+                        # It may have gone into the sandbox between the two.
                         if inodes(f"/proc/{pid}/root/") == root:
                             seen.append((root, mounts))
                     except OSError:

@@ -3,7 +3,8 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use sandkeep_model::{
-    Error, EventKind, Expiry, Pause, PauseMode, Point, PointKind, Result, Sandbox, State, Timestamp,
+    Code, Error, EventKind, Expiry, Pause, PauseMode, Point, PointKind, Result, Sandbox, State,
+    Timestamp,
 };
 use sandkeep_store::{TimeStep, WardNote};
 use sandkeep_ward::LiveBox;
@@ -147,7 +148,17 @@ impl Core {
         if let Err(error) = written {
             tracing::warn!(id = %entry.id, %error, "a box could not be woken");
             self.back_to_rest(entry, &pause).await;
-            return Err(error.context(format!("waking sandbox \"{}\"", entry.id)));
+            let error = error.context(format!("waking sandbox \"{}\"", entry.id));
+            return Err(
+                if pause.mode == PauseMode::Disk && error.code == Code::Internal {
+                    error.hint(
+                        "its memory is kept as it is, and so are its files: resume it with \
+                     {\"memory\": false} (`sandkeep resume --cold`) to start from the files",
+                    )
+                } else {
+                    error
+                },
+            );
         }
         let used = pause.point.filter(|_| {
             point

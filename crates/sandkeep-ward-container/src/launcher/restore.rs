@@ -29,6 +29,7 @@ use rustix::{
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
 use sandkeep_host::idmap;
+use sandkeep_netlink::{self as netlink, AllHere};
 use std::{
     ffi::OsString,
     fs,
@@ -144,6 +145,10 @@ fn bring_back(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started,
     userns_image::put_over(Path::new(room::IMAGE), start.first_id)?;
     own_files(here.place.own)?;
     connections_of_the_past()?;
+    // Nor are the addresses there, and what is connected must lead somewhere.
+    let all_here = netlink::index_of("lo")
+        .and_then(AllHere::begin)
+        .doing("letting connections of the box lead somewhere")?;
     for fifo in [QUESTION, ANSWER] {
         mkfifoat(
             CWD,
@@ -169,7 +174,7 @@ fn bring_back(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started,
         room,
         agent: agent.device,
     };
-    run(job, here, &around, criu, &question.into())
+    run(job, here, &around, criu, &question.into(), all_here)
 }
 
 fn words_for(inode: u64, listener: &OwnedFd) -> Vec<OsString> {
@@ -226,8 +231,10 @@ fn run(
     around: &Around,
     mut criu: Run,
     question: &OwnedFd,
+    all_here: AllHere,
 ) -> Result<(Started, Cloned), Failure> {
     let mut found = None;
+    let mut all_here = Some(all_here);
     let beside = Beside {
         caller: here.reply.as_fd(),
         question: question.as_fd(),
@@ -235,7 +242,15 @@ fn run(
     loop {
         match criu.wait(Some(beside))? {
             Seen::Asked => {
-                let looked = asked(question).and_then(|pid| look(pid, job, here, around));
+                let looked = asked(question)
+                    .and_then(|pid| look(pid, job, here, around))
+                    .and_then(|whole| {
+                        all_here
+                            .take()
+                            .map_or(Ok(()), AllHere::end)
+                            .doing("giving the box its own addresses alone")?;
+                        Ok(whole)
+                    });
                 match looked {
                     Ok(whole) => found = Some(whole),
                     Err(failure) => {

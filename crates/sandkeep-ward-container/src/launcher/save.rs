@@ -6,7 +6,7 @@ use super::{
     protocol, repair,
     room::{self, Room},
     run::{Run, Seen},
-    table, words,
+    table, whole, words,
 };
 use crate::{
     cgroup::Cgroups,
@@ -99,7 +99,7 @@ fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
         {
             return Err(NotSaved::Refused(ghosts::why(&path)));
         }
-        return Ok(());
+        return comes_back(job, &room);
     }
     if let Some(signal) = status.signal() {
         return Err(NotSaved::Failed(Failure {
@@ -115,6 +115,18 @@ fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
         }));
     }
     Err(NotSaved::Refused(words::obstacle(&log)))
+}
+
+/// Looks whether what was written can be read again, as long as nothing is lost if not.
+fn comes_back(job: &protocol::Save, room: &Room) -> Result<(), NotSaved> {
+    // It has gone on after errors, and said that all is well.
+    if let Some(obstacle) = words::unheard(&room.log()) {
+        return Err(NotSaved::Refused(obstacle));
+    }
+    match whole::missing(&job.image, job.criu.careful)? {
+        Some(missing) => Err(NotSaved::Refused(missing)),
+        None => Ok(()),
+    }
 }
 
 /// What CRIU has others write (the files in memory) fails without a reason in its log.

@@ -4,7 +4,7 @@
 const MOST: usize = 300;
 
 /// Signs in CRIU's log of what it can not write, and what to call it.
-const SIGNS: [(&str, &str); 21] = [
+const SIGNS: [(&str, &str); 22] = [
     ("io_uring", "a process uses io_uring"),
     ("mqueue", "a process has a POSIX message queue open"),
     (
@@ -21,7 +21,11 @@ const SIGNS: [(&str, &str); 21] = [
     ("[landlock", "a process holds a Landlock ruleset"),
     ("seccomp notify", "a process holds a seccomp listener"),
     ("perf_event", "a process uses perf events"),
-    ("in-flight", "a connection to the agent is under way"),
+    ("n-flight", "a connection waits for a program to accept it"),
+    (
+        "File name too long",
+        "a process holds something open whose path has more than 4095 characters",
+    ),
     ("Can't dump nested", "a process has namespaces of its own"),
     ("nested", "a process has namespaces of its own"),
     (
@@ -59,6 +63,20 @@ pub fn obstacle(log: &str) -> String {
         None => "CRIU gave no reason".to_owned(),
     }
 }
+
+/// What stands in the way although CRIU says that it is done: it has written images that nobody can
+/// read after such errors.
+pub fn unheard(log: &str) -> Option<String> {
+    let dumping: String = log
+        .lines()
+        .filter(|line| !ASKING_THE_KERNEL.iter().any(|sign| line.contains(sign)))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    (!errors(&dumping).is_empty()).then(|| obstacle(&dumping))
+}
+
+/// Where CRIU finds out what the kernel can do: that it can not is no error of a dump.
+const ASKING_THE_KERNEL: [&str; 3] = ["(criu/kerndat.c:", "(criu/cr-check.c:", "(criu/tun.c:"];
 
 /// Why a restore failed.
 pub fn reason(log: &str) -> String {
@@ -134,6 +152,16 @@ mod tests {
             "{words}"
         );
         assert_eq!(reason("(0.1) Error (a:1): x: y\n"), "x: y");
+    }
+
+    #[test]
+    fn criu_said_it_was_done_after_an_error() {
+        let log = "(00.00) Error (criu/util.c:9): rlimit: Can't setup RLIMIT_NOFILE for self\n\
+                   (00.01) Error (criu/kerndat.c:1): Can't probe it\n\
+                   (00.02) Warn  (criu/x.c:1): a\n";
+        assert_eq!(unheard(log), None);
+        let log = format!("{log}(00.03) Error (criu/cr-dump.c:3): The program x can't be run\n");
+        assert_eq!(unheard(&log).as_deref(), Some("The program x can't be run"));
     }
 
     #[test]
