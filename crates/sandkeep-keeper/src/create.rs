@@ -436,22 +436,9 @@ impl Core {
             hostname: entry.id.to_string(),
             introduction: entry.ward.introduces().then(|| identity.clone()),
         };
-        let begin = async {
-            match image {
-                Some(image) => entry.ward.restore(spec, image).await,
-                None => entry.ward.start(spec).await,
-            }
-        };
-        let patience = entry.ward.patience();
-        let live = tokio::time::timeout(patience, begin)
+        let live = self
+            .begin_on(entry, spec, image)
             .await
-            .unwrap_or_else(|_| {
-                Err(Error::new(
-                    Code::DeadlineExceeded,
-                    format!("the box did not start in {} s", patience.as_secs()),
-                )
-                .hint("the host may be overloaded; try again"))
-            })
             .map_err(|error| error.context("starting the box"))?;
         let talk = async {
             if entry.ward.introduces() {

@@ -2,9 +2,10 @@
 
 use sandkeep_model::{Code, Error, Isolation, Limits, Result, SandboxId, TemplateName};
 use sandkeep_vault::Disk;
-use sandkeep_ward::Ward;
+use sandkeep_ward::{BoxSpec, LiveBox, Ward};
+use std::path::Path;
 
-use crate::core::Core;
+use crate::{core::Core, registry::Entry};
 
 const MIB: u64 = 1 << 20;
 
@@ -16,6 +17,27 @@ pub fn quota(ward: &dyn Ward, limits: &Limits) -> u64 {
         Some(_) if limit > 0 => limit.saturating_add(limit / 2).saturating_add(512 * MIB),
         _ => limit,
     }
+}
+
+/// In an image beside memory and files: the agent, tables, what names and descriptors take.
+const IMAGE_BESIDE: u64 = 64 * MIB;
+
+/// The most an image of its memory may take on the disk: all of its memory, and all of its disk, as
+/// deleted files that are open. Zero means no bound, for one that may write without end anyway.
+pub fn image_quota(limits: &Limits) -> u64 {
+    match limits.disk_bytes() {
+        0 => 0,
+        disk => disk
+            .saturating_add(limits.memory_bytes())
+            .saturating_add(IMAGE_BESIDE),
+    }
+}
+
+/// Who brings processes back only sees that a write was refused.
+fn is_for_room(error: &Error) -> bool {
+    ["Disk quota exceeded", "No space left on device"]
+        .iter()
+        .any(|sign| error.message.contains(sign))
 }
 
 impl Core {
@@ -70,5 +92,47 @@ impl Core {
         )
         .field("isolation")
         .hint(format!("use isolation level {of}")))
+    }
+
+    /// Processes on a disk, from an image or cold. While they come back from an image the disk may hold
+    /// more than its limit: deleted files that were open become files again, and take room then that
+    /// they did not have to take before. What is over the limit stays until it is deleted, and the
+    /// sandbox cannot write meanwhile.
+    pub async fn begin_on(
+        &self,
+        entry: &Entry,
+        spec: BoxSpec,
+        image: Option<&Path>,
+    ) -> Result<LiveBox> {
+        // A disk with a file system of its own has these files in it.
+        let raised = image.filter(|_| entry.ward.disk_form().is_none());
+        let limit = quota(entry.ward.as_ref(), &spec.limits);
+        if let Some(image) = raised {
+            self.vault.limit_for_wake(&entry.id, limit, image).await?;
+        }
+        let begin = async {
+            match image {
+                Some(image) => entry.ward.restore(spec, image).await,
+                None => entry.ward.start(spec).await,
+            }
+        };
+        let patience = entry.ward.patience();
+        let begun = tokio::time::timeout(patience, begin).await;
+        if raised.is_some() {
+            self.vault.set_disk_limit(&entry.id, limit).await?;
+        }
+        let begun = begun.unwrap_or_else(|_| {
+            Err(Error::new(
+                Code::DeadlineExceeded,
+                format!("the box did not start in {} s", patience.as_secs()),
+            )
+            .hint("the host may be overloaded; try again"))
+        });
+        match (begun, self.check_storage()) {
+            (Err(error), Err(low)) if raised.is_some() && is_for_room(&error) => {
+                Err(low.context("there is no room to bring its deleted files back"))
+            }
+            (begun, _) => begun,
+        }
     }
 }

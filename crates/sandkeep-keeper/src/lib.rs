@@ -26,6 +26,7 @@ mod samples;
 mod stop;
 mod storage;
 mod sync;
+mod takers;
 mod time;
 mod upkeep;
 
@@ -36,6 +37,7 @@ pub use isolation::{Candidate, IsolationRule};
 pub use keeper::{BoxFinder, BoxView, HostReport, Keeper, LevelReport};
 pub use network::{DenialBell, NetworkConfig};
 pub use storage::{StorageReason, StorageReport};
+pub use takers::Taken;
 pub use time::{
     Command, Counts, Export, ForkWish, Hold, Imported, PauseWish, Place, PointWish, Timeline,
     check_point_policy,

@@ -1,11 +1,14 @@
 //! Watching the storage: it is grown ahead of those who write, and when that is not possible any
 //! more, whoever writes is held until there is room again. A sandbox that is held runs for the
 //! ledger and stands still; it can be killed and paused like any other.
+//!
+//! Who took the room comes first. The others may use their share of what is left, since they may only
+//! do what they always did while somebody else, who may be paused by now, filled the storage.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::StreamExt as _;
@@ -18,6 +21,7 @@ use crate::{
     form, meters,
     registry::{Entry, Registry},
     sync::lock,
+    takers::{Taken, Takers},
 };
 
 const EVERY: Duration = Duration::from_millis(300);
@@ -25,17 +29,29 @@ const EVERY: Duration = Duration::from_millis(300);
 const AT_ONCE: usize = 8;
 /// Rounds between two looks for what the ledger was not told.
 const LEDGER_EVERY: u32 = 10;
-/// A sandbox may write so much of what is left while the storage is low.
-const SMALLEST_ALLOWANCE: u64 = 1 << 20;
+/// Looks at who took the room, while there is none.
+const TAKERS_EVERY: Duration = Duration::from_secs(3);
+/// Who writes more than this in one round is fast.
+const LEAST_FAST: u64 = 1 << 20;
+/// Who took less than this part of what the first of all took is none who took the room.
+const PART_OF_FIRST: u64 = 16;
 
 /// What was seen last.
 #[derive(Default)]
 pub struct Storage {
     state: Mutex<StorageState>,
-    /// What disks held when the storage became low.
-    before: Mutex<HashMap<SandboxId, u64>>,
+    /// What disks of running sandboxes held since the storage became low.
+    since_low: Mutex<HashMap<SandboxId, Seen>>,
+    pub takers: Takers,
+    looked_who_took: Mutex<Option<Instant>>,
     /// The work of holding, or letting go, is under way.
     busy: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    first: u64,
+    last: u64,
 }
 
 /// Why the storage is not well.
@@ -64,6 +80,8 @@ pub struct StorageReport {
     pub state: StorageState,
     /// Sandboxes that stand still because of it.
     pub held: usize,
+    /// Who took how much of late, most first; only told while it is low.
+    pub taken: Vec<Taken>,
     /// What is wrong, and what to do.
     pub reasons: Vec<(StorageReason, Error)>,
 }
@@ -80,8 +98,12 @@ impl Storage {
         if state.read_only {
             reasons.push((StorageReason::ReadOnly, storage_read_only()));
         }
+        let mut taken = Vec::new();
         if state.low {
-            reasons.push((StorageReason::Low, low(&state, held)));
+            let mut low = low(&state, held);
+            low.message.push_str(&self.takers.words());
+            reasons.push((StorageReason::Low, low));
+            taken = self.takers.latest();
         }
         if state.overcommitted {
             reasons.push((StorageReason::Overcommitted, overcommitted()));
@@ -92,6 +114,7 @@ impl Storage {
         StorageReport {
             state,
             held,
+            taken,
             reasons,
         }
     }
@@ -187,6 +210,7 @@ impl Core {
             return;
         };
         if state.low && !state.read_only {
+            self.look_who_took_if_due().await;
             let Ok(writers) = self.writers(&state).await else {
                 return;
             };
@@ -195,15 +219,34 @@ impl Core {
                     .spawn(async move { core.hold_all(writers, state).await });
             }
         } else if !state.low {
-            lock(&self.storage.before).clear();
+            lock(&self.storage.since_low).clear();
+            *lock(&self.storage.looked_who_took) = None;
+            self.note_who_holds_what().await;
             if held > 0 {
                 self.tasks.spawn(async move { core.let_all_go().await });
             }
         }
     }
 
-    /// Who wrote more than a little since the storage became low. Once the reserve is touched
-    /// also all who have a kernel of their own: that takes a refusal for a broken disk.
+    async fn look_who_took_if_due(&self) {
+        let looked = *lock(&self.storage.looked_who_took);
+        if looked.is_some_and(|at| at.elapsed() < TAKERS_EVERY) {
+            return;
+        }
+        *lock(&self.storage.looked_who_took) = Some(Instant::now());
+        if let Err(error) = self.look_who_took().await {
+            tracing::warn!(%error, "looking at who took the room");
+            return;
+        }
+        let words = self.storage.takers.words();
+        if looked.is_none() && !words.is_empty() {
+            tracing::warn!("the storage is nearly full{words}");
+        }
+    }
+
+    /// Who must stop: of those who took the room whoever goes on writing, and everybody who used up his
+    /// share of what is left. Once the reserve is touched also all who have a kernel of their own: that
+    /// takes a refusal for a broken disk.
     async fn writers(&self, state: &StorageState) -> Result<Vec<Arc<Entry>>> {
         let running: HashMap<SandboxId, Arc<Entry>> = self
             .registry
@@ -218,20 +261,32 @@ impl Core {
             .vault
             .held_by(running.keys().cloned().collect())
             .await?;
-        let allowance = (state.total_bytes / 1024).max(SMALLEST_ALLOWANCE);
-        let mut before = lock(&self.storage.before);
+        let taken = self.storage.takers.latest();
+        let first = taken.first().map_or(0, |first| first.bytes);
+        let took: HashMap<SandboxId, u64> =
+            taken.into_iter().map(|one| (one.id, one.bytes)).collect();
+        let fast = (state.total_bytes / 1024).max(LEAST_FAST);
+        let share = fast.max(state.spare_bytes / (running.len() as u64 + 1));
+        let mut since_low = lock(&self.storage.since_low);
         let mut writers = Vec::new();
         for (id, bytes) in holds {
-            let first = *before.entry(id.clone()).or_insert(bytes);
+            let seen = since_low.entry(id.clone()).or_insert(Seen {
+                first: bytes,
+                last: bytes,
+            });
+            let last = std::mem::replace(&mut seen.last, bytes);
+            let since = bytes.saturating_sub(seen.first);
             let Some(entry) = running.get(&id) else {
                 continue;
             };
+            let took = took.get(&id).copied().unwrap_or(0).max(since);
+            let goes_on = bytes.saturating_sub(last) > fast && took >= first / PART_OF_FIRST;
             let machine = entry.ward.disk_form().is_some();
-            if bytes > first.saturating_add(allowance) || (state.spent && machine) {
+            if goes_on || since > share || (state.spent && machine) {
                 writers.push(Arc::clone(entry));
             }
         }
-        drop(before);
+        drop(since_low);
         Ok(writers)
     }
 
@@ -269,9 +324,19 @@ impl Core {
             entry.set_held(None);
             return;
         }
-        tracing::warn!(id = %entry.id, free = state.free_bytes, "held: it writes and the storage is nearly full");
+        let taken = self.storage.takers.of(&entry.id);
+        let (took_bytes, image_bytes) = (taken.bytes, taken.images);
         let free_bytes = state.free_bytes;
-        self.note(entry, EventKind::StorageLow { free_bytes }).await;
+        tracing::warn!(
+            id = %entry.id, free = free_bytes, took = took_bytes, of_it_images = image_bytes,
+            "held: it writes and the storage is nearly full"
+        );
+        let low = EventKind::StorageLow {
+            free_bytes,
+            took_bytes,
+            image_bytes,
+        };
+        self.note(entry, low).await;
     }
 
     async fn limit_to_what_it_has(&self, entry: &Entry) {

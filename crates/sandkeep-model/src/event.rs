@@ -89,6 +89,12 @@ pub enum EventKind {
     /// room again.
     StorageLow {
         free_bytes: u64,
+        /// What it took itself of late, images of its memory included.
+        #[serde(default)]
+        took_bytes: u64,
+        /// The images in that.
+        #[serde(default)]
+        image_bytes: u64,
     },
     /// There is room again, and it goes on.
     StorageBack,

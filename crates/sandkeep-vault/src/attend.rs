@@ -2,7 +2,11 @@
 //! together may write never passes what there is.
 
 use sandkeep_model::{Result, SandboxId};
-use std::{os::fd::AsFd as _, sync::atomic::Ordering, time::Duration};
+use std::{
+    os::fd::AsFd as _,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 use tokio::task::JoinHandle;
 
 use crate::{
@@ -12,10 +16,15 @@ use crate::{
     pool::PoolKind,
     sizing::{self, Below},
     space::Space,
-    vault::{Inner, Vault},
+    vault::{Inner, Vault, off_thread},
 };
 
 const MIB: u64 = 1 << 20;
+
+/// So much that was freed is worth the work of having it back at once.
+const WORTH_A_COMMIT: u64 = 8 * MIB;
+/// The kernel is not told to hurry more often than this.
+const HURRY_EVERY: Duration = Duration::from_secs(1);
 
 const EVERY: Duration = Duration::from_millis(300);
 
@@ -41,6 +50,10 @@ pub struct StorageState {
     pub below_free_bytes: u64,
     /// So little is left that whoever writes must stop, and nothing new is begun.
     pub low: bool,
+    /// What sandboxes may still write before the reserve is touched.
+    pub spare_bytes: u64,
+    /// Room is short, and some may have been freed that the kernel has not given back yet.
+    pub freeing: bool,
     /// Even the reserve is touched: a sandbox that writes is refused.
     pub spent: bool,
     /// The disk of the state directory has next to nothing left.
@@ -98,6 +111,7 @@ pub fn attend(vault: &Inner) -> Result<StorageState> {
     state.low = left < mark || space.free_for_names < names_mark;
     vault.was_low.store(state.low, Ordering::Relaxed);
     // The limit of all disks together is as exact as this.
+    state.spare_bytes = left.saturating_sub(reserve);
     state.spent = left <= reserve + reserve / 8 + 8 * MIB || space.free_for_names < names / 2;
     if !state.read_only && pool.kind != PoolKind::PlainDirectory {
         let most = left + space.promised;
@@ -111,6 +125,18 @@ pub fn attend(vault: &Inner) -> Result<StorageState> {
         if let Err(error) = vault.quota.limit_sum(dir.as_fd(), more, exact) {
             tracing::warn!(%error, "the limit of all sandboxes together stays as it was");
         }
+        let for_images = match state.low {
+            true => 0,
+            false => left.saturating_sub(space.left_by_images()),
+        };
+        if let Err(error) = vault.quota.limit_images(dir.as_fd(), for_images, 8 * MIB) {
+            tracing::warn!(%error, "the limit of all images together stays as it was");
+        }
+        // What programs overwrite and delete shows nowhere before the kernel wrote its books.
+        state.freeing = state.low
+            || left < 2 * space.left_by_images()
+                && (space.pinned >= WORTH_A_COMMIT
+                    || btrfs::removes_subvolumes(dir.as_fd()).unwrap_or(false));
     }
     Ok(state)
 }
@@ -176,10 +202,49 @@ fn attend_at_rest(vault: &Inner) -> Result<()> {
     Ok(())
 }
 
+async fn tell_to_free(vault: &Arc<Inner>) {
+    let vault = Arc::clone(vault);
+    let told = off_thread(move || {
+        let root = &vault.pool.root;
+        let dir = btrfs::open_dir(root).doing_to("opening", root)?;
+        btrfs::sync_and_clean(dir.as_fd()).doing_to("writing out", root)
+    });
+    if let Err(error) = told.await {
+        tracing::debug!(%error, "telling the kernel to free what was removed");
+    }
+}
+
 impl Vault {
     /// One round of looking after the room; to be called several times a second.
     pub async fn attend(&self) -> Result<StorageState> {
-        self.run(attend).await
+        let state = self.run(attend).await?;
+        if state.freeing && !state.read_only {
+            self.hurry();
+        }
+        Ok(state)
+    }
+
+    /// The kernel gives the room of what was removed back half a minute later, or two of them:
+    /// first the tree goes, and its blocks are usable after that was written down. Told so, it
+    /// does each at once. Nobody waits here for it; who is held goes on as soon as it shows.
+    fn hurry(&self) {
+        let vault = Arc::clone(&self.inner);
+        if vault.hurrying.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tokio::spawn(async move {
+            tell_to_free(&vault).await;
+            tokio::time::sleep(HURRY_EVERY).await;
+            vault.hurrying.store(false, Ordering::Release);
+        });
+    }
+
+    /// Has the kernel give back what was removed, and waits a little for it.
+    pub async fn free_now(&self) {
+        for _ in 0..2 {
+            tell_to_free(&self.inner).await;
+            tokio::time::sleep(HURRY_EVERY).await;
+        }
     }
 
     /// Does that until the guard is dropped, where there is no keeper to do it.

@@ -155,6 +155,9 @@ const READ_ONLY: u64 = 1 << 1;
 const SPEC_BY_ID: u64 = 1 << 4;
 const FIRST_INODE: u64 = 256;
 const ROOT_TREE: u64 = 1;
+/// Under this number the root tree lists what is being removed.
+const ORPHANS: u64 = -5_i64 as u64;
+const ORPHAN_KEY: u32 = 48;
 const ROOT_BACKREF_KEY: u32 = 144;
 const ROOT_REF_KEY: u32 = 156;
 
@@ -301,6 +304,11 @@ pub fn subvolume_exists(pool: BorrowedFd<'_>, id: u64) -> io::Result<bool> {
 /// Ids of the subvolumes directly inside the subvolume `parent`, as many as one answer holds.
 pub fn children(pool: BorrowedFd<'_>, parent: u64) -> io::Result<Vec<u64>> {
     root_items(pool, parent, ROOT_REF_KEY)
+}
+
+/// Whether subvolumes were removed of which the kernel has not freed all yet.
+pub fn removes_subvolumes(pool: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(!root_items(pool, ORPHANS, ORPHAN_KEY)?.is_empty())
 }
 
 /// Offsets of the items of one kind that the root tree has about a subvolume.

@@ -19,14 +19,16 @@ use crate::{
     btrfs,
     disk::{self, Disk},
     doing::Doing as _,
+    image::{self, KeptImage},
     memory::{self, MemoryFile},
     pool::PoolKind,
+    space::Space,
     staging::{make_private_dir, sync_dir},
     vault::Inner,
 };
 
 pub const DISK: &str = "disk";
-const MEMORY: &str = "memory";
+pub const MEMORY: &str = "memory";
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
 const MAX_MANIFEST: u64 = 4 << 20;
@@ -95,22 +97,15 @@ impl PointDraft {
         &self.id
     }
 
-    /// An empty directory for the memory.
-    pub fn memory(&self) -> Result<PathBuf> {
-        let path = self.path.join(MEMORY);
-        make_private_dir(&path)?;
+    /// An empty directory for the memory, which takes `most` bytes (zero: no bound of its own).
+    pub fn memory(&self, most: u64) -> Result<PathBuf> {
+        let path = self.memory_path();
+        image::make(&self.vault, &path, most)?;
         Ok(path)
     }
 
-    /// Forgets memory that was only half written: the point becomes one of the disk alone.
-    pub fn drop_memory(&self) -> Result<()> {
-        let path = self.path.join(MEMORY);
-        match fs::remove_dir_all(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).doing_to("removing", &path)
-            }
-            _ => Ok(()),
-        }
+    pub fn memory_path(&self) -> PathBuf {
+        self.path.join(MEMORY)
     }
 
     /// The disk as it is now, in one moment, whether the box runs or not. The kernel brings
@@ -327,12 +322,33 @@ pub fn list(vault: &Inner) -> Result<Vec<PointId>> {
     Ok(out)
 }
 
+/// The memory in a point, and whose it is.
+pub fn image_of(vault: &Inner, id: &PointId) -> Result<Option<KeptImage>> {
+    let manifest = read_manifest(vault, id)?;
+    let bytes = manifest.memory.iter().map(|file| file.bytes).sum();
+    Ok((bytes > 0).then_some(KeptImage {
+        sandbox: manifest.sandbox,
+        bytes,
+        made: manifest.created_at,
+    }))
+}
+
 /// Refuses memory that would not fit, before anything is written.
 pub fn check_memory_room(vault: &Inner, bytes: u64) -> Result<()> {
-    vault.pool.check_room_for(bytes).map_err(|error| {
-        error.context(format!(
-            "the memory of the sandbox is {}",
-            human_bytes(bytes)
-        ))
-    })
+    let checked = vault.pool.check_room_beyond(Space::left_by_images, bytes);
+    let Err(full) = checked else { return Ok(()) };
+    // There may be room for everything else.
+    let error = match vault.pool.check_room() {
+        Ok(()) => vault.pool.no_room_for_images()?,
+        Err(_) => full,
+    };
+    Err(error.context(format!(
+        "the memory of the sandbox is {}",
+        human_bytes(bytes)
+    )))
+}
+
+/// The storage has room, but not for images.
+pub fn no_room_for_images(vault: &Inner) -> Result<Error> {
+    vault.pool.no_room_for_images()
 }

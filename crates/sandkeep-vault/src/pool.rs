@@ -132,11 +132,16 @@ impl Pool {
 
     /// Room for so much, and what is needed to go on after it. A pool file becomes larger first.
     pub fn check_room_for(&self, bytes: u64) -> Result<()> {
+        self.check_room_beyond(Space::watermark, bytes)
+    }
+
+    /// The same, and as much as `left` says.
+    pub fn check_room_beyond(&self, left: fn(&Space) -> u64, bytes: u64) -> Result<()> {
         if self.is_read_only() {
             return Err(read_only());
         }
         let mut space = self.space()?;
-        let least = sizing::watermark(space.total).saturating_add(bytes);
+        let least = left(&space).saturating_add(bytes);
         if space.free < least
             && let Some(backing) = &self.backing
         {
@@ -146,12 +151,24 @@ impl Pool {
             space = self.space()?;
         }
         let names = sizing::watermark_for_names(space.total);
-        if space.free >= sizing::watermark(space.total).saturating_add(bytes)
-            && space.free_for_names >= names
-        {
+        if space.free >= left(&space).saturating_add(bytes) && space.free_for_names >= names {
             return Ok(());
         }
         Err(self.full(&space, bytes))
+    }
+
+    /// Memory is not written into the last of a storage, while others still write there.
+    pub fn no_room_for_images(&self) -> Result<Error> {
+        let space = self.space()?;
+        let text = format!(
+            "memory is written to the disk only while more than {} of the storage are left, and {} are",
+            human_bytes(space.left_by_images()),
+            human_bytes(space.free),
+        );
+        Ok(Error::new(Code::DiskFull, text).hint(
+            "delete sandboxes, points or templates; or free space on the disk below it, or raise \
+             `storage_size` and restart",
+        ))
     }
 
     fn full(&self, space: &Space, bytes: u64) -> Error {

@@ -5,6 +5,9 @@
 //! kernel puts those under the same `1/<id>`, so they do not escape the limit.
 //! All `1/<id>` are members of one `2/<pool>`, whose limit is what all sandboxes together may hold:
 //! it follows the room there is, and leaves a reserve in which the server can still delete.
+//! The memory of a point lies in a subvolume, too. Its `1/<id>` carries the limit of that one image, and is
+//! a member of that sum and of a second one over all images, which ends earlier: images alone never make
+//! the storage low.
 //! With classic quotas (kernels before 6.7) the limit is on what only the disk refers to,
 //! because its referenced size includes the template.
 
@@ -49,8 +52,10 @@ pub struct Quota {
     pub kind: QuotaKind,
     /// `/sys/fs/btrfs/<fsid>/qgroups`: live numbers, without waiting for a commit.
     sysfs: PathBuf,
-    /// Of all disks together, where there can be one.
+    /// Of all disks and images together, where there can be one.
     sum: Option<Sum>,
+    /// Of all images together.
+    images: Option<Sum>,
 }
 
 #[derive(Debug)]
@@ -60,12 +65,22 @@ struct Sum {
     limit: Mutex<Option<u64>>,
 }
 
+/// What may still be written to one image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageRoom {
+    /// Of its own limit.
+    pub own: u64,
+    /// Of what all images may take.
+    pub together: u64,
+}
+
 impl Quota {
     pub const fn none() -> Self {
         Self {
             kind: QuotaKind::None,
             sysfs: PathBuf::new(),
             sum: None,
+            images: None,
         }
     }
 
@@ -75,10 +90,18 @@ impl Quota {
         let fsid = btrfs::fsid(dir.as_fd()).doing("asking the pool for its id")?;
         let sysfs = PathBuf::from(format!("/sys/fs/btrfs/{fsid}/qgroups"));
         let kind = enable_any(dir.as_fd(), &sysfs);
-        let sum = (kind == QuotaKind::Simple)
-            .then(|| Sum::find(pool, dir.as_fd()))
-            .flatten();
-        Ok(Self { kind, sysfs, sum })
+        let find = |number| {
+            (kind == QuotaKind::Simple)
+                .then(|| Sum::find(pool, dir.as_fd(), number))
+                .flatten()
+        };
+        let (sum, images) = (find(ALL), find(IMAGES));
+        Ok(Self {
+            kind,
+            sysfs,
+            sum,
+            images,
+        })
     }
 
     /// As it is on a pool that nothing can be written to.
@@ -90,6 +113,7 @@ impl Quota {
             kind: enabled_kind(&sysfs).unwrap_or(QuotaKind::None),
             sysfs,
             sum: None,
+            images: None,
         })
     }
 
@@ -110,7 +134,22 @@ impl Quota {
     /// Lets all disks together hold `more` than they do, promises to their writers included. A
     /// limit that differs by less than `exact` stays.
     pub fn limit_sum(&self, pool: BorrowedFd<'_>, more: u64, exact: u64) -> io::Result<()> {
-        let Some(sum) = &self.sum else { return Ok(()) };
+        self.limit_together(pool, self.sum.as_ref(), more, exact)
+    }
+
+    /// The same for all images.
+    pub fn limit_images(&self, pool: BorrowedFd<'_>, more: u64, exact: u64) -> io::Result<()> {
+        self.limit_together(pool, self.images.as_ref(), more, exact)
+    }
+
+    fn limit_together(
+        &self,
+        pool: BorrowedFd<'_>,
+        sum: Option<&Sum>,
+        more: u64,
+        exact: u64,
+    ) -> io::Result<()> {
+        let Some(sum) = sum else { return Ok(()) };
         let limit = self.held(sum.group)?.saturating_add(more);
         let mut last = sum.limit.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_some_and(|last| last.abs_diff(limit) < exact) {
@@ -169,6 +208,36 @@ impl Quota {
         self.limit(disk, id, limit)
     }
 
+    /// The same for the subvolume of an image.
+    pub fn adopt_image(&self, image: BorrowedFd<'_>, id: u64, limit: u64) -> io::Result<()> {
+        self.adopt(image, id, limit)?;
+        if let Some(images) = &self.images {
+            btrfs::assign_qgroup(image, Qgroup { level: 1, id }, images.group)?;
+        }
+        Ok(())
+    }
+
+    /// What may still be written to an image. `None` where nobody counts.
+    pub fn image_room(&self, id: u64) -> io::Result<Option<ImageRoom>> {
+        let Some((group, on)) = self.limited_group(id) else {
+            return Ok(None);
+        };
+        let most = match on {
+            LimitOn::Referenced => self.figure(group, "max_referenced")?,
+            LimitOn::Exclusive => self.figure(group, "max_exclusive")?,
+        };
+        let together = match &self.images {
+            None => u64::MAX,
+            Some(images) => self
+                .figure(images.group, "max_referenced")?
+                .saturating_sub(self.held(images.group)?),
+        };
+        Ok(Some(ImageRoom {
+            own: most.saturating_sub(self.held(group)?),
+            together,
+        }))
+    }
+
     pub fn limit(&self, disk: BorrowedFd<'_>, id: u64, limit: u64) -> io::Result<()> {
         let Some((group, on)) = self.limited_group(id) else {
             return Ok(());
@@ -204,12 +273,17 @@ impl Quota {
     }
 }
 
+/// The two sums of one pool differ in this bit.
+const ALL: u64 = 0;
+const IMAGES: u64 = 1 << 47;
+
 impl Sum {
-    fn find(pool: &Path, dir: BorrowedFd<'_>) -> Option<Self> {
+    fn find(pool: &Path, dir: BorrowedFd<'_>, number: u64) -> Option<Self> {
         // Several servers may have directories on one file system of an operator.
         let inode = fs::metadata(pool).ok()?.ino();
         let volume = btrfs::subvolume_id(dir).ok()?;
         let id = (volume.wrapping_mul(0x1_0001).wrapping_add(inode)) & 0xffff_ffff_ffff;
+        let id = id ^ number;
         let group = Qgroup { level: 2, id };
         match btrfs::create_qgroup(dir, group) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {

@@ -47,6 +47,15 @@ pub fn watermark(total: u64) -> u64 {
     reserve(total) * 2
 }
 
+/// Images are not written into this: what one sandbox has written of it must not make the storage low
+/// for the others. `open` is what is not set aside for contents or names yet.
+pub fn left_by_images(total: u64, open: u64) -> u64 {
+    let low = watermark(total);
+    // Of this so much at once may be set aside for names.
+    let piece = (total / 10).min(if total > 50 * GIB { GIB } else { 256 * MIB });
+    low + low / 4 + 32 * MIB + piece.min(open)
+}
+
 /// The same for names and trees.
 pub fn watermark_for_names(total: u64) -> u64 {
     (total / 256).clamp(4 * MIB, 64 * MIB)

@@ -6,6 +6,8 @@
 use rustix::fs::StatVfs;
 use std::{fs, io, path::Path};
 
+use crate::sizing;
+
 /// Space of one kind, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Kind {
@@ -17,6 +19,8 @@ struct Kind {
     taken: u64,
     /// Promised to writers.
     promised: u64,
+    /// Freed, and usable when the kernel writes its books the next time.
+    pinned: u64,
 }
 
 /// What is left of a file system.
@@ -27,11 +31,25 @@ pub struct Space {
     pub free: u64,
     /// Promised to writers of contents; not in `free`.
     pub promised: u64,
+    /// Freed, but usable only when the kernel writes its books the next time; not in `free`.
+    pub pinned: u64,
+    /// Not set aside for contents or names yet.
+    pub open: u64,
     /// For names, attributes and trees. Without it nothing can be written at all.
     pub free_for_names: u64,
 }
 
 impl Space {
+    /// What images leave of it.
+    pub fn left_by_images(&self) -> u64 {
+        sizing::left_by_images(self.total, self.open)
+    }
+
+    /// With less than this, nothing new is begun.
+    pub fn watermark(&self) -> u64 {
+        sizing::watermark(self.total)
+    }
+
     /// Of a btrfs on one device, by the kernel's own books.
     pub fn read(allocation: &Path, total: u64) -> io::Result<Self> {
         let data = Kind::read(&allocation.join("data"))?;
@@ -46,6 +64,8 @@ impl Space {
             total,
             free: (open_to_contents + data.total).saturating_sub(data.taken + data.promised),
             promised: data.promised,
+            pinned: data.pinned + names.pinned,
+            open,
             free_for_names: open.saturating_add(free_names),
         })
     }
@@ -57,6 +77,8 @@ impl Space {
             total: size(stat),
             free,
             promised: 0,
+            pinned: 0,
+            open: 0,
             free_for_names: free,
         }
     }
@@ -70,10 +92,12 @@ impl Kind {
                 .parse()
                 .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
         };
+        let pinned = one("bytes_pinned")?;
         Ok(Self {
             total: one("total_bytes")?,
             on_disk: one("disk_total")?,
-            taken: one("bytes_used")? + one("bytes_pinned")? + one("bytes_reserved")?,
+            taken: one("bytes_used")? + pinned + one("bytes_reserved")?,
+            pinned,
             promised: one("bytes_may_use")?,
         })
     }

@@ -131,7 +131,7 @@ impl Layout {
         // A template or a point: its tree goes in one call, not file by file.
         let forms = fs::read_dir(path).doing_to("reading", path)?.flatten();
         let forms = forms.map(|entry| entry.path()).filter(|path| is_form(path));
-        let own = ["root", point::DISK].map(|name| path.join(name));
+        let own = ["root", point::DISK, point::MEMORY].map(|name| path.join(name));
         for root in own.into_iter().chain(forms) {
             if root.is_dir() && btrfs::is_subvolume(&root).doing_to("looking at", &root)? {
                 self.remove_subvolume(&root, quota)?;

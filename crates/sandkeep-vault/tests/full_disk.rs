@@ -5,8 +5,8 @@
 mod common;
 
 use common::{MIB, id, import_tiny, noise, run, sync};
-use sandkeep_model::Code;
-use sandkeep_vault::{StorageState, Vault, VaultConfig, kept_size, repair};
+use sandkeep_model::{Code, PointId};
+use sandkeep_vault::{Keep, StorageState, Vault, VaultConfig, kept_size, repair};
 use std::{
     fs::{self, File},
     io::{self, Write as _},
@@ -364,4 +364,88 @@ async fn a_pool_that_is_read_only_opens_and_is_repaired() {
     assert!(!vault.is_read_only());
     vault.create_disk(&id(), &tiny, MIB).await.unwrap();
     assert_eq!(vault.disks().await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn what_an_attacker_took_was_not_free_for_a_minute_after_it_was_deleted() {
+    let small = Small::new(2048);
+    let vault = small.open(Some(1 << 30)).await;
+    let tiny = import_tiny(&vault, "tiny").await;
+    let attacker = id();
+    let disk = vault.create_disk(&attacker, &tiny, 10 << 30).await.unwrap();
+    // The kernel does nothing by itself.
+    let pool = small.state().join("pool");
+    let pool = pool.to_str().unwrap();
+    run("mount", &["-o", "remount,commit=300", pool]);
+    let mut part = 0;
+    while !vault.attend().await.unwrap().low {
+        part += 1;
+        pour(&disk.path.join(part.to_string()), 32 * MIB);
+    }
+    sync(&disk.path);
+    vault.remove_disk(&attacker).await.unwrap();
+    // What the server does several times a second, and no upkeep.
+    for _ in 0..1200 {
+        if vault.attend().await.unwrap().is_well() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("not free: {:?}", vault.attend().await);
+}
+
+#[tokio::test]
+async fn images_took_the_storage_down_to_where_others_are_held() {
+    let small = Small::new(2048);
+    let vault = small.open(Some(1 << 30)).await;
+    let tiny = import_tiny(&vault, "tiny").await;
+    let owner = id();
+    vault.create_disk(&owner, &tiny, 64 * MIB).await.unwrap();
+    vault.attend().await.unwrap();
+    // One that is larger than it may be is refused while it is written.
+    let draft = vault.begin_point(PointId::random()).await.unwrap();
+    let (draft, place) = vault.memory_of_at_most(draft, 64 * MIB).await.unwrap();
+    let (written, error) = pour(&place.join("pages"), 1 << 30);
+    assert_eq!(error.unwrap().raw_os_error(), Some(122), "{written}");
+    assert!(written <= 64 * MIB, "{written}");
+    let why = vault.why_no_memory(draft, 64 * MIB).await.unwrap();
+    assert_eq!(why.code, Code::NotEnforceable);
+    assert!(why.message.contains("larger than 64"), "{why}");
+    until(&vault, "what was written of it is free", |state| {
+        state.free_bytes > 700 * MIB
+    })
+    .await;
+    // All together end before the storage is low.
+    let draft = vault.begin_point(PointId::random()).await.unwrap();
+    let (draft, place) = vault.memory_of_at_most(draft, 0).await.unwrap();
+    let mut written = 0;
+    let refused = loop {
+        let (more, error) = pour(&place.join(written.to_string()), 32 * MIB);
+        written += more;
+        if let Some(error) = error {
+            break error;
+        }
+        assert!(written < 2 << 30, "{written}");
+        let state = vault.attend().await.unwrap();
+        assert!(!state.low, "{written} {state:?}");
+    };
+    assert_eq!(refused.raw_os_error(), Some(122), "{written}");
+    assert!(written > 256 * MIB, "{written}");
+    let why = vault.why_no_memory(draft, 0).await.unwrap();
+    assert_eq!(why.code, Code::DiskFull, "{why}");
+    assert!(!vault.attend().await.unwrap().low);
+    // A small one has room again, and is there when it is a point.
+    until(&vault, "it is free", |state| state.free_bytes > 700 * MIB).await;
+    let draft = vault.begin_point(PointId::random()).await.unwrap();
+    let (draft, place) = vault.memory_of_at_most(draft, 64 * MIB).await.unwrap();
+    fs::write(place.join("pages"), noise(MIB as usize)).unwrap();
+    let draft = vault.take_disk(draft, &owner).await.unwrap();
+    let point = vault.publish_point(draft, &owner, Keep::ForGood).await;
+    let point = vault.verified_point(&point.unwrap().id).await.unwrap();
+    assert_eq!(point.memory_bytes, MIB);
+    let images = vault.images().await.unwrap();
+    assert_eq!((images.len(), images[0].bytes), (1, MIB));
+    assert_eq!(images[0].sandbox, owner);
+    vault.remove_point(&point.id).await.unwrap();
+    assert!(vault.images().await.unwrap().is_empty());
 }

@@ -55,7 +55,7 @@ fn point_of(id: PointId, sandbox: &SandboxId, memory: bool) -> Point {
 async fn snapshot(vault: &Vault, of: &SandboxId, memory: &[(&str, &[u8])]) -> Point {
     let draft = vault.begin_point(PointId::random()).await.unwrap();
     if !memory.is_empty() {
-        let dir = draft.memory().unwrap();
+        let dir = draft.memory(0).unwrap();
         for (name, bytes) in memory {
             fs::write(dir.join(name), bytes).unwrap();
         }

@@ -18,7 +18,7 @@ use std::{
 async fn snapshot(vault: &Vault, of: &SandboxId, memory: &[(&str, &[u8])]) -> PointInfo {
     let draft = vault.begin_point(PointId::random()).await.unwrap();
     if !memory.is_empty() {
-        let dir = draft.memory().unwrap();
+        let dir = draft.memory(0).unwrap();
         for (name, bytes) in memory {
             fs::write(dir.join(name), bytes).unwrap();
         }
@@ -209,7 +209,7 @@ async fn a_point_for_one_run_is_worth_nothing_in_the_next() {
     let id = id();
     vault.create_disk(&id, &tiny, 64 * MIB).await.unwrap();
     let draft = vault.begin_point(PointId::random()).await.unwrap();
-    fs::write(draft.memory().unwrap().join("pages"), "abc").unwrap();
+    fs::write(draft.memory(0).unwrap().join("pages"), "abc").unwrap();
     let draft = vault.take_disk(draft, &id).await.unwrap();
     let point = vault.publish_point(draft, &id, Keep::ThisRun).await;
     let point = point.unwrap();

@@ -121,11 +121,32 @@ pub(crate) struct StorageView {
     overcommitted: bool,
     /// Sandboxes that stand still because of it.
     held: usize,
+    /// While it is low: who took how much in the minutes before, most first.
+    taken: Vec<TakenView>,
 }
+
+/// What a sandbox took of the storage.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TakenView {
+    sandbox_id: String,
+    /// Files and images of memory.
+    bytes: u64,
+    /// The images in it.
+    image_bytes: u64,
+}
+
+/// More are not told.
+const MOST_TAKEN: usize = 20;
 
 impl From<StorageReport> for StorageView {
     fn from(report: StorageReport) -> Self {
         let state = report.state;
+        let taken = report.taken.into_iter().take(MOST_TAKEN);
+        let taken = taken.filter(|one| one.bytes > 0).map(|one| TakenView {
+            sandbox_id: one.id.to_string(),
+            bytes: one.bytes,
+            image_bytes: one.images,
+        });
         Self {
             total_bytes: state.total_bytes,
             free_bytes: state.free_bytes,
@@ -135,6 +156,7 @@ impl From<StorageReport> for StorageView {
             read_only: state.read_only,
             overcommitted: state.overcommitted,
             held: report.held,
+            taken: taken.collect(),
         }
     }
 }

@@ -337,6 +337,7 @@ impl Core {
         policy: &PointPolicy,
         reason: PointReason,
     ) -> Result<Option<Point>> {
+        self.check_storage()?;
         if self.nearly_full(entry).await {
             self.remove_surplus(entry, GIVING_WAY).await;
             return Err(Error::new(

@@ -129,7 +129,12 @@ impl Core {
         // External connections end here; the box finds them closed when it wakes.
         entry.reach.hang_up();
         let order = PointOrder::of(PointKind::Pause);
-        match self.make_point(entry, order).await {
+        let made = match self.check_storage() {
+            // What is left belongs to those who run.
+            Err(low) => Err(low),
+            Ok(()) => self.make_point(entry, order).await,
+        };
+        match made {
             Ok(point) => self.rest_at(entry, &point).await,
             Err(refused) => {
                 // Never lost: what can not go to the disk stays in memory, or in swap.

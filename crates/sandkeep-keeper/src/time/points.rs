@@ -10,7 +10,7 @@ use sandkeep_vault::{Diff, PointInfo};
 use sandkeep_ward::Ward;
 
 use super::{Timeline, api::Place};
-use crate::core::Core;
+use crate::{core::Core, form};
 
 fn no_memory(point: &Point) -> Error {
     Error::conflict(format!(
@@ -241,11 +241,28 @@ impl Core {
         let Some(core) = self.me.upgrade().filter(|_| !pauses.is_empty()) else {
             return;
         };
+        let sandbox = sandbox.clone();
         self.tasks.spawn(async move {
             for point in &pauses {
                 core.drop_point(point).await;
             }
+            // What it deletes counts as its own until the point is wholly gone; on a full disk that
+            // is long.
+            if core.has_full_disk(&sandbox).await {
+                core.vault.free_now().await;
+            }
         });
+    }
+
+    async fn has_full_disk(&self, sandbox: &SandboxId) -> bool {
+        let Ok(entry) = self.registry.owned(sandbox) else {
+            return false;
+        };
+        let limits = entry.with(|sandbox| sandbox.limits);
+        let limit = form::quota(entry.ward.as_ref(), &limits);
+        let held = self.vault.held_by(vec![sandbox.clone()]).await;
+        let held = held.ok().and_then(|held| held.first().map(|one| one.1));
+        limit > 0 && held.is_some_and(|held| held > limit - limit / 16)
     }
 
     /// What goes with a box that is gone. Points somebody asked for or named outlive it.

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use sandkeep_model::{
-    EngineBuild, Error, Point, PointId, PointKind, PointReason, Result, State, Timestamp,
-    check_point_name, check_point_tags,
+    Code, EngineBuild, Error, Limits, Point, PointId, PointKind, PointReason, Result, State,
+    Timestamp, check_point_name, check_point_tags, human_bytes,
 };
 use sandkeep_vault::{Keep, PointDraft};
 
 use super::PointWish;
-use crate::{core::Core, registry::Entry};
+use crate::{core::Core, form, registry::Entry};
 
 /// What a point is to be, apart from what is in it.
 #[derive(Debug, Clone)]
@@ -152,10 +152,39 @@ impl Core {
         if let Ok(usage) = entry.ward.usage(&entry.id).await {
             self.vault.check_memory_room(usage.memory_bytes).await?;
         }
+        let limits = entry.with(|sandbox| sandbox.limits);
+        self.check_over(entry, &limits).await?;
+        let most = form::image_quota(&limits);
         let draft = self.vault.begin_point(PointId::random()).await?;
-        entry.ward.save(&entry.id, &draft.memory()?).await?;
+        let (draft, place) = self.vault.memory_of_at_most(draft, most).await?;
+        if let Err(error) = entry.ward.save(&entry.id, &place).await {
+            // Whoever writes it only sees that a write was refused.
+            let why = self.vault.why_no_memory(draft, most).await;
+            return Err(why.unwrap_or(error));
+        }
         let draft = self.vault.take_disk(draft, &entry.id).await?;
         Ok((draft, engine))
+    }
+
+    /// A disk may hold more than its limit after a wake-up: deleted files that shared blocks, or were
+    /// there when it was full, are brought back above the limit. Once it holds that much without
+    /// them it must give way first: else it would grow with every wake-up.
+    async fn check_over(&self, entry: &Entry, limits: &Limits) -> Result<()> {
+        let quota = form::quota(entry.ward.as_ref(), limits);
+        let held = self.vault.held_by(vec![entry.id.clone()]).await?;
+        let written = held.first().map_or(0, |(_, bytes)| *bytes);
+        if quota == 0 || written <= quota.saturating_add(form::image_quota(limits)) {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::NotEnforceable,
+            format!(
+                "its disk holds {}, far more than its limit of {}",
+                human_bytes(written),
+                human_bytes(quota)
+            ),
+        )
+        .hint("delete files in it"))
     }
 
     /// Vault first, then ledger: a point nobody knows is swept at the next start.

@@ -85,7 +85,10 @@ where
         let root = draft.new_disk()?;
         let disk = btrfs::open_dir(&root).doing_to("opening", &root)?;
         let memory = match wanted {
-            Some(take_in) => Some((draft.memory()?, take_in)),
+            Some(take_in) => Some((
+                draft.memory(memory_bytes.saturating_add(ROOM_BESIDE))?,
+                take_in,
+            )),
             None => None,
         };
         let room = Room {
