@@ -60,6 +60,7 @@ fn names_that_pass_are_those_of_the_pattern() {
             files: "0".repeat(64),
         };
         let recipe = Recipe {
+            isolation_minimum: None,
             from: "base".parse().unwrap(),
             steps: vec![step],
             start: None,
