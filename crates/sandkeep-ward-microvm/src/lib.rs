@@ -6,6 +6,7 @@
 //! dies is not missed.
 
 mod checks;
+mod clock;
 mod config;
 mod discard;
 mod disk;
@@ -33,6 +34,6 @@ pub use config::{DEFAULT_ID_BASE, DEFAULT_ID_SLOTS, DEFAULT_KERNELS, MicrovmWard
 pub use disk::DISK_FILE;
 pub use jail::{Bounds, Ended, Jail, prepare_host};
 pub use kernel::Kernel;
-pub use qemu::{Accel, OLDEST, find as find_qemu, host_memory_mib, host_pids};
+pub use qemu::{Accel, OLDEST, find as find_qemu, host_pids};
 pub use record::Record;
 pub use ward::MicrovmWard;

@@ -30,6 +30,8 @@ const MOST_VCPUS: u32 = 8;
 /// What QEMU itself takes: its code, and where it translates code of the machine to.
 const OVERHEAD_MIB: u64 = 256;
 const OVERHEAD_TASKS: u32 = 64;
+/// One part in so many of the memory of a machine is for tables that say where it is.
+const TABLES: u64 = 128;
 
 /// Beside the machines: how fast the counter of the processor was.
 const SPEED: &str = "speed";
@@ -164,9 +166,19 @@ impl Shape {
 }
 
 /// Memory of the host for a box with this limit: the kernel of the machine holds the limit
-/// itself, this one is for what QEMU takes beside it.
-pub const fn host_memory_mib(limits: u64) -> u64 {
-    limits + KERNEL_MIB + OVERHEAD_MIB
+/// itself, this one is for what QEMU takes beside it: its tables of pages too, on the processor itself
+/// twice. `unfilled` is what the box may have to fill for others: see [`unfilled_mib`].
+pub const fn host_memory_mib(limits: u64, unfilled: u64) -> u64 {
+    limits + limits / TABLES + KERNEL_MIB + OVERHEAD_MIB + unfilled
+}
+
+/// Whoever first writes to a page of a memory that is a hole fills that page, which stays there for all
+/// boxes, and gets one of its own: the kernel counts both for the box. No more than it may use, and no
+/// more than there are holes.
+pub fn unfilled_mib(holes_bytes: u64, limits: u64) -> u64 {
+    holes_bytes
+        .div_ceil(1 << 20)
+        .min(limits.saturating_add(KERNEL_MIB))
 }
 
 /// Tasks of the host for a box with this limit. QEMU needs a few; one that was taken over gets
@@ -175,10 +187,11 @@ pub const fn host_pids(pids: u32) -> u32 {
     pids.saturating_add(OVERHEAD_TASKS)
 }
 
-/// Limits as the host's cgroups hold them.
-pub fn host_limits(limits: &Limits) -> Limits {
+/// Limits as the host's cgroups hold them, for a box that began with a memory with so many bytes of holes.
+pub fn host_limits(limits: &Limits, holes_bytes: u64) -> Limits {
+    let unfilled = unfilled_mib(holes_bytes, limits.memory_mib);
     Limits {
-        memory_mib: host_memory_mib(limits.memory_mib),
+        memory_mib: host_memory_mib(limits.memory_mib, unfilled),
         pids: host_pids(limits.pids),
         ..*limits
     }
@@ -489,6 +502,19 @@ mod tests {
         shape(512, 1).check(&limits(512, 8000)).unwrap();
         let refused = shape(512, 1).check(&limits(513, 1000)).unwrap_err();
         assert_eq!(refused.field.as_deref(), Some("limits.memory_mib"));
+    }
+
+    #[test]
+    fn the_host_has_room_for_what_a_box_fills_for_others() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        // The first of its memory: all of it is a hole.
+        assert_eq!(unfilled_mib(gib, 256), 256 + KERNEL_MIB);
+        assert_eq!(unfilled_mib(gib, 4096), 1024);
+        // Others have filled it.
+        assert_eq!(unfilled_mib(0, 1024), 0);
+        assert_eq!(unfilled_mib(10 * mib + 1, 1024), 11);
+        let first = host_memory_mib(1024, unfilled_mib(2 * gib, 1024));
+        assert!(first >= 2 * (1024 + KERNEL_MIB) + OVERHEAD_MIB, "{first}");
     }
 
     #[test]

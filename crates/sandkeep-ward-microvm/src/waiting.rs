@@ -58,13 +58,13 @@ impl Place {
     }
 
     /// Makes it, after what an earlier server may have left there is gone.
-    pub fn make(&self, slot: &Slot, limits: &Limits) -> Result<()> {
+    pub fn make(&self, slot: &Slot, limits: &Limits, holes_bytes: u64) -> Result<()> {
         self.clear()?;
         make_private_dir(&self.dir)?;
         // Written first: should the server die now, the next one knows the ids are used.
         self.note(slot)?;
         self.cgroups.create()?;
-        self.cgroups.set_limits(&host_limits(limits))?;
+        self.cgroups.set_limits(&host_limits(limits, holes_bytes))?;
         Ok(())
     }
 
@@ -290,7 +290,7 @@ impl Inner {
             ..Limits::default()
         };
         blocking(move || {
-            place.make(&slot, &limits)?;
+            place.make(&slot, &limits, ram.holes()?)?;
             Waiting::start(&qemu, shape, ram, place, slot, network)
         })
         .await

@@ -7,7 +7,7 @@ use crate::{
     image::{self, Images},
     jail,
     machine::Machine,
-    qemu::{Accel, Qemu, Shape, host_limits},
+    qemu::{Accel, Qemu, Shape},
     record::{Has, Live, Microvm},
     start,
     waiting::{self, CONTROL, Shelf, WAITING},
@@ -207,7 +207,8 @@ impl Inner {
     async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
         let live = self.roster.must_hold(id)?;
         live.record.more.shape.check(limits)?;
-        live.limit_outside(host_limits(limits)).await?;
+        live.limit_outside(live.record.more.host_limits(limits))
+            .await?;
         start::set_inner_limits(&live, limits, LIMITS_DEADLINE).await
     }
 

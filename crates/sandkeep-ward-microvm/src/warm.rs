@@ -228,13 +228,13 @@ impl Inner {
         let base = &machine.base;
         let waiting = self.start_ahead(Arc::clone(&base.ram), base.shape).await?;
         let token = Secret::new(random_token(TOKEN_LENGTH));
-        let order = new_order(&token, NAME, &seed.limits)?;
+        let mut order = new_order(&token, NAME, &seed.limits)?;
         let (mut waiting, seed) = {
             let (devices, mut waiting) = (machine.devices.clone(), waiting);
             blocking(move || {
                 let started = &mut waiting.started;
                 started.qmp.give_disk(&disk::open_file(&seed.disk())?)?;
-                started.begin(&devices, &order)?;
+                started.begin(&devices, &mut order)?;
                 answered(&started.port, &order, FIRST_STEPS)?;
                 Ok((waiting, seed))
             })
