@@ -2,10 +2,10 @@
 
 use http::StatusCode;
 use sandkeep_agent_api::host::{
-    CLOCK_PATH, ClockRequest, ClockResponse, HOLD_PATH, HostSignal, INIT_PATH, InitRequest, LIMITS_PATH, LOGS_PATH, LimitsRequest,
-    ListeningPort, LogEntry, LogsResponse, Metrics, PORTS_PATH, PortsResponse, RELEASE_PATH,
-    SETTLE_PATH, SIGNAL_PATH, SignalRequest, TRUST_PATH, TrustRequest, USAGE_PATH, UsageResponse,
-    WARM_PATH,
+    CLOCK_PATH, ClockRequest, ClockResponse, HOLD_PATH, HostSignal, INIT_PATH, InitRequest,
+    LIMITS_PATH, LOGS_PATH, LimitsRequest, ListeningPort, LogEntry, LogsResponse, Metrics,
+    PORTS_PATH, PortsResponse, RELEASE_PATH, SETTLE_PATH, SIGNAL_PATH, SignalRequest, TRUST_PATH,
+    TrustRequest, USAGE_PATH, UsageResponse, WARM_PATH,
 };
 use sandkeep_model::Result;
 

@@ -77,16 +77,19 @@ pub(crate) fn usage(state: &State) -> Response<Body> {
 
 /// Reads the clock of a machine, or moves it.
 pub(crate) async fn clock(state: State, request: Request<Incoming>) -> Response<Body> {
-    let moved = read_json(request.into_body())
-        .await
-        .and_then(|message: ClockRequest| match message.forward_us {
-            None => Ok(()),
-            Some(_) if !state.fence().has_own_clock() => Err(ConnectError::failed_precondition(
-                "the clock is the one of the host".to_owned(),
-            )),
-            Some(forward) => machine::move_clock(forward)
-                .map_err(|error| ConnectError::failed_precondition(error.to_string())),
-        });
+    let moved =
+        read_json(request.into_body())
+            .await
+            .and_then(|message: ClockRequest| match message.forward_us {
+                None => Ok(()),
+                Some(_) if !state.fence().has_own_clock() => {
+                    Err(ConnectError::failed_precondition(
+                        "the clock is the one of the host".to_owned(),
+                    ))
+                }
+                Some(forward) => machine::move_clock(forward)
+                    .map_err(|error| ConnectError::failed_precondition(error.to_string())),
+            });
     match moved {
         Ok(()) => json_response(
             StatusCode::OK,

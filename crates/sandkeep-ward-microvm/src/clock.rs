@@ -6,7 +6,7 @@
 
 use crate::record::Live;
 use sandkeep_agent_client::Agent;
-use sandkeep_model::Result;
+use sandkeep_model::{Error, Result};
 use sandkeep_own_kernel as own_kernel;
 use std::{
     io,
@@ -19,6 +19,9 @@ const CLOSE: i64 = 20_000;
 /// An answer that took longer says too little.
 const SHARP: i64 = 40_000;
 const LOOKS: u32 = 6;
+/// What no host makes of a clock by being busy.
+const FAR: i64 = 1_000_000;
+const ROUNDS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The host's, in microseconds since 1970.
@@ -114,6 +117,36 @@ pub async fn set_over(agent: &mut Agent) -> Result<()> {
         agent.clock(Some(behind)).await?;
     }
     Ok(())
+}
+
+/// Refuses a clock that is far off although it was set: a host that is busy is no reason.
+pub async fn check_over(agent: &mut Agent) -> Result<()> {
+    for _ in 1..ROUNDS {
+        set_over(agent).await?;
+        if looked_at(agent).await.is_ok() {
+            return Ok(());
+        }
+    }
+    set_over(agent).await?;
+    looked_at(agent).await
+}
+
+async fn looked_at(agent: &mut Agent) -> Result<()> {
+    let asked = now_us();
+    let theirs = agent.clock(None).await?;
+    let look = Look {
+        asked,
+        theirs,
+        heard: now_us(),
+    };
+    let (behind, wrong) = look.behind();
+    if behind.abs() - wrong <= FAR {
+        return Ok(());
+    }
+    Err(Error::internal(format!(
+        "the clock of the machine is {} ms behind",
+        behind / 1000
+    )))
 }
 
 #[cfg(test)]

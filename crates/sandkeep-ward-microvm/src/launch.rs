@@ -4,7 +4,7 @@ use crate::{
     discard::{Pretence, Spot, high},
     jail::{self, Jail},
     machine::tell,
-    qemu::{Begin, Files, Qemu, Shape},
+    qemu::{Accel, Begin, Files, Qemu, Shape},
     qmp::{self, Qmp},
 };
 use rustix::{
@@ -142,8 +142,10 @@ impl Launch<'_> {
             port: serial,
         };
         let netns = self.netns.try_clone().doing("entering the network")?;
-        let with_kvm = self.qemu.accel == crate::qemu::Accel::Kvm;
-        let mut jail = Jail::new(self.cgroups, netns, self.id, with_kvm)?;
+        let mut jail = Jail::new(self.cgroups, netns, self.id)?;
+        if self.qemu.accel == Accel::Kvm {
+            jail = jail.with_kvm();
+        }
         for fd in &ours {
             jail.keep(fd.as_raw_fd());
         }

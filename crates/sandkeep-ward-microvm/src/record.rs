@@ -23,6 +23,9 @@ pub struct Noted {
     /// What runs it; boxes of servers that did not note it say nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) accel: Option<Accel>,
+    /// What has to read its memory when it is written down: the server may have another one by then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) build: Option<String>,
     /// The memory it shares with others, where that is a machine booted ahead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<String>,

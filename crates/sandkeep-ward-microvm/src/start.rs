@@ -34,9 +34,6 @@ use std::{
 };
 use tokio::time::timeout;
 
-/// Until the agent answers. A restore takes a tenth of a second, on a busy host some.
-const AGENT_DEADLINE: Duration = Duration::from_secs(60);
-
 impl Inner {
     /// `image` is a directory written by [`Inner::save`].
     pub(crate) async fn start(
@@ -58,8 +55,8 @@ impl Inner {
         let (beginning, machine) = match image {
             Some(image) => (Beginning::with(self.open_image(image).await?), None),
             None => {
-                let machine = self.machine(Shape::of(&spec.limits)?).await?;
-                let begin = self.beginning(&machine, &spec.root, &spec.limits);
+                let machine = self.machine_of(Shape::of(&spec.limits)?, &qemu).await?;
+                let begin = self.beginning(&qemu, &machine, &spec.root, &spec.limits);
                 (begin.await?, Some(machine))
             }
         };
@@ -80,7 +77,8 @@ impl Inner {
         };
         laps.lap("network");
         let birth = Birth {
-            qemu,
+            qemu: Arc::clone(&qemu),
+            answers: self.answers,
             spec: spec.clone(),
             origin,
             disk: match (disk, image) {
@@ -103,7 +101,7 @@ impl Inner {
         let live = Arc::new(live);
         self.hold(Arc::clone(&live));
         if let (Some(seed), Some(machine)) = (seed, machine) {
-            self.warm_later(machine, seed);
+            self.warm_later(qemu, machine, seed);
         } else if common {
             self.prepare_next(&ram, shape);
         }
@@ -170,6 +168,8 @@ struct Birth {
     /// To be filled with the disk before the box has touched it.
     seed: Option<Seed>,
     token: Secret,
+    /// How long its agent may take.
+    answers: Duration,
     laps: Laps,
 }
 
@@ -220,7 +220,7 @@ impl Birth {
         };
         started.begin(&self.origin.devices, &mut order)?;
         self.laps.lap("devices");
-        let answer = answered(&started.port, &order, AGENT_DEADLINE)?;
+        let answer = answered(&started.port, &order, self.answers)?;
         let clock_is_right = clock::is_close(answer.now_us, clock::now_us());
         self.laps.lap("agent");
         let live = self.take_in(pid, place, slot, answer.oom_kills, holes_bytes)?;
@@ -264,6 +264,7 @@ impl Birth {
         let noted = Noted {
             shape: memory.base.shape,
             accel: Some(self.qemu.accel),
+            build: Some(self.qemu.build()),
             // One that was put together is not there again after a restart.
             base: memory.carried.is_empty().then(|| memory.base.id.clone()),
             holes_bytes,

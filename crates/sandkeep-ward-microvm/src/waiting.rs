@@ -246,7 +246,11 @@ impl Inner {
                 lacking.filter(|_| shelf.filling)
             };
             let Some((ram, shape)) = lacking else { return };
-            match self.start_ahead(ram, shape).await {
+            let started = match self.qemu().await {
+                Ok(qemu) => self.start_ahead(&qemu, ram, shape).await,
+                Err(error) => Err(error),
+            };
+            match started {
                 Ok(waiting) => self.shelve(waiting).await,
                 Err(error) => {
                     tracing::warn!(%error, "no QEMU was started ahead");
@@ -276,8 +280,13 @@ impl Inner {
         }
     }
 
-    pub(crate) async fn start_ahead(&self, ram: Arc<Ram>, shape: Shape) -> Result<Waiting> {
-        let qemu = self.qemu().await?;
+    pub(crate) async fn start_ahead(
+        &self,
+        qemu: &Arc<Qemu>,
+        ram: Arc<Ram>,
+        shape: Shape,
+    ) -> Result<Waiting> {
+        let qemu = Arc::clone(qemu);
         let network = network::make().await?;
         let slot = self.roster.slots.take()?;
         let name = format!("{WAITING}{}", random_token(10));

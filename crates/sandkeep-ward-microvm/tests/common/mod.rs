@@ -11,9 +11,7 @@ use sandkeep_ward::{
         lab::{self, Lab},
     },
 };
-use sandkeep_ward_microvm::{
-    Accel, MicrovmWard, MicrovmWardConfig, Record, find_qemu, host_pids,
-};
+use sandkeep_ward_microvm::{MicrovmWard, MicrovmWardConfig, Record, host_pids, is_installed};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -32,7 +30,7 @@ pub struct MicrovmBench {
 /// directory of the kernel.
 pub fn bench() -> Option<MicrovmBench> {
     let wanted = std::env::var_os("SANDKEEP_TEST_MICROVM").is_some();
-    if !wanted && find_qemu(None, Accel::offered()).is_none() {
+    if !wanted && !is_installed() {
         return None;
     }
     Some(MicrovmBench {
