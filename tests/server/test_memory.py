@@ -1,6 +1,10 @@
 """Boxes of the container level on disk with their memory, through the server."""
 
+import os
+import subprocess
+
 import pytest
+from sandkeep_server import Refused, binary
 from test_time import Known, pause, resume
 
 # Memory, a connection to itself and a shell on a terminal; answers by a pipe.
@@ -117,6 +121,28 @@ time.sleep(1000)
 """
 
 
+def says_that_memory_is_not_kept(server, box, words):
+    """On the command line aloud, in the API for each fork, and by a refusal where memory was asked for."""
+    forks = server.json("POST", box.path + "/fork", {"count": 2})["forks"]
+    assert [fork["memory"] for fork in forks] == [False, False] and all(words in fork["why"] for fork in forks), forks
+    for fork in forks:
+        server.json("DELETE", f"/v1/sandboxes/{fork['sandbox']['id']}")
+    wished = server.json("POST", box.path + "/fork", {"memory": False})["forks"]
+    assert wished[0]["memory"] is False and "why" not in wished[0], "nobody wished for it"
+    server.json("DELETE", f"/v1/sandboxes/{wished[0]['sandbox']['id']}")
+    for call in ("fork", "points"):
+        with pytest.raises(Refused) as refused:
+            server.json("POST", f"{box.path}/{call}", {"memory": True})
+        assert words in str(refused.value), refused.value
+    env = {**os.environ, **server.cli_env()}
+    for verb, kind in (("snapshot", "points"), ("fork", "sandboxes")):
+        ran = subprocess.run([binary(), verb, box.id], env=env, capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 0 and ran.stderr.startswith("warning: ") and words in ran.stderr, ran
+        server.json("DELETE", f"/v1/{kind}/{ran.stdout.strip()}")
+        ran = subprocess.run([binary(), verb, "--memory", box.id], env=env, capture_output=True, text=True, timeout=120)
+        assert ran.returncode != 0 and words in ran.stderr and not ran.stdout, ran
+
+
 @pytest.mark.parametrize("program, words", [(QUEUE, "message queue"), (RULESET, "Landlock"), (TRACED, "traced")])
 def test_what_can_not_go_to_disk_stays_in_ram_and_says_why(server, box, program, words):
     begin(box)
@@ -131,6 +157,7 @@ def test_what_can_not_go_to_disk_stays_in_ram_and_says_why(server, box, program,
     point = server.json("POST", box.path + "/points", {})
     assert words in point["why_disk_only"], point
     server.json("DELETE", f"/v1/points/{point['id']}")
+    says_that_memory_is_not_kept(server, box, words)
     # With what was in the way gone it goes.
     assert box.root("kill -9 $(pgrep -f '^python3 /root/hold.py'); until ! pgrep -f '^python3 /root/hold.py'; do sleep 0.1; done").ok
     assert box.root(["python3", "-c", "import ctypes; ctypes.CDLL(None).mq_unlink(b'/held')"]).ok

@@ -25,6 +25,28 @@ pub const HOLD_PATH: &str = "/sandkeep.host/hold";
 /// `POST`, answers 204: the programs of the machine that was written down go on.
 pub const RELEASE_PATH: &str = "/sandkeep.host/release";
 
+/// `POST` [`ClockRequest`], answers [`ClockResponse`]. Of a machine alone: other sandboxes have the
+/// clock of the host.
+pub const CLOCK_PATH: &str = "/sandkeep.host/clock";
+
+/// Moves the clock of a machine. By how much and not to when: what is on its way for long comes late,
+/// and is as right as it was.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClockRequest {
+    /// Forwards by so many microseconds. None: the clock is only read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward_us: Option<i64>,
+}
+
+/// What the clock says, after it was moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClockResponse {
+    /// Microseconds since 1970.
+    pub now_us: i64,
+}
+
 /// Where programs find the generation of their sandbox.
 pub const GENERATION_DIR: &str = "/run/sandkeep";
 pub const GENERATION_FILE: &str = "generation";

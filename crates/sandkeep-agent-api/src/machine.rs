@@ -113,6 +113,9 @@ pub struct Answer {
     pub error: Option<String>,
     /// Processes killed for want of memory so far: a copy remembers those of the one before.
     pub oom_kills: u64,
+    /// What the clock of the machine said then, in microseconds since 1970; agents of before say nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now_us: Option<i64>,
 }
 
 impl Answer {
@@ -207,6 +210,7 @@ mod tests {
             number,
             error: None,
             oom_kills: 3,
+            now_us: None,
         };
         let text = [3, 7].map(|number| answer(number).to_line().unwrap());
         let text = format!("noise\n{}{}", text[0], text[1]);

@@ -2,10 +2,10 @@
 
 use http::StatusCode;
 use sandkeep_agent_api::host::{
-    HOLD_PATH, HostSignal, INIT_PATH, InitRequest, LIMITS_PATH, LOGS_PATH, LimitsRequest,
-    ListeningPort, LogEntry, LogsResponse, Metrics, PORTS_PATH, PortsResponse, RELEASE_PATH,
-    SETTLE_PATH, SIGNAL_PATH, SignalRequest, TRUST_PATH, TrustRequest, USAGE_PATH, UsageResponse,
-    WARM_PATH,
+    CLOCK_PATH, ClockRequest, ClockResponse, HOLD_PATH, HostSignal, INIT_PATH, InitRequest,
+    LIMITS_PATH, LOGS_PATH, LimitsRequest, ListeningPort, LogEntry, LogsResponse, Metrics,
+    PORTS_PATH, PortsResponse, RELEASE_PATH, SETTLE_PATH, SIGNAL_PATH, SignalRequest, TRUST_PATH,
+    TrustRequest, USAGE_PATH, UsageResponse, WARM_PATH,
 };
 use sandkeep_model::Result;
 
@@ -76,6 +76,15 @@ impl Agent {
         )?;
         self.whole(request, until).await?;
         Ok(())
+    }
+
+    /// Reads the clock of a machine, in microseconds since 1970, after moving it forwards if asked to.
+    pub async fn clock(&mut self, forward_us: Option<i64>) -> Result<i64> {
+        let until = self.until();
+        let body = json(&ClockRequest { forward_us })?;
+        let request = post(CLOCK_PATH, "application/json", body)?;
+        let bytes = self.whole(request, until).await?;
+        Ok(parse::<ClockResponse>(&bytes)?.now_us)
     }
 
     /// Has programs in the box trust this certificate, from the next process on.

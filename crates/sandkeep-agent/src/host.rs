@@ -9,7 +9,9 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use rustix::process::Signal;
 use sandkeep_agent_api::ConnectError;
-use sandkeep_agent_api::host::{InitRequest, LogLevel, LogsResponse, PortsResponse};
+use sandkeep_agent_api::host::{
+    ClockRequest, ClockResponse, InitRequest, LogLevel, LogsResponse, PortsResponse,
+};
 use sandkeep_agent_api::process::ProcessConfig;
 use tokio::time::timeout;
 
@@ -70,6 +72,32 @@ pub(crate) fn usage(state: &State) -> Response<Body> {
     match state.fence().usage() {
         Ok(usage) => json_response(StatusCode::OK, &usage),
         Err(error) => error_response(&ConnectError::failed_precondition(error.to_string())),
+    }
+}
+
+/// Reads the clock of a machine, or moves it.
+pub(crate) async fn clock(state: State, request: Request<Incoming>) -> Response<Body> {
+    let moved =
+        read_json(request.into_body())
+            .await
+            .and_then(|message: ClockRequest| match message.forward_us {
+                None => Ok(()),
+                Some(_) if !state.fence().has_own_clock() => {
+                    Err(ConnectError::failed_precondition(
+                        "the clock is the one of the host".to_owned(),
+                    ))
+                }
+                Some(forward) => machine::move_clock(forward)
+                    .map_err(|error| ConnectError::failed_precondition(error.to_string())),
+            });
+    match moved {
+        Ok(()) => json_response(
+            StatusCode::OK,
+            &ClockResponse {
+                now_us: machine::clock_us(),
+            },
+        ),
+        Err(error) => error_response(&error),
     }
 }
 

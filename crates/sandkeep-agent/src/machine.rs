@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::mount::{MountFlags, mount, mount_move};
 use rustix::process::{chdir, chroot};
-use rustix::time::{ClockId, Timespec, clock_settime};
+use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 use sandkeep_agent_api::host::LogLevel;
 use sandkeep_agent_api::machine::{
     Answer, DISK, DRIVERS, DRIVERS_DIR, GROUP, MORE_DRIVERS, MOST_ORDER, Order, PORT, READY,
@@ -144,6 +144,7 @@ fn answer(port: &mut File, order: &Order, done: io::Result<()>, state: &State) -
         number: order.number,
         error,
         oom_kills: state.fence().usage().map_or(0, |usage| usage.oom_kills),
+        now_us: Some(clock_us()),
     };
     port.write_all(answer.to_line()?.as_bytes())
 }
@@ -155,6 +156,25 @@ pub(crate) fn set_clock(timestamp_ms: i64) -> io::Result<()> {
         tv_nsec: timestamp_ms.rem_euclid(1000) * 1_000_000,
     };
     clock_settime(ClockId::Realtime, now)?;
+    Ok(())
+}
+
+/// What the clock of the machine says.
+pub(crate) fn clock_us() -> i64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec
+        .saturating_mul(1_000_000)
+        .saturating_add(now.tv_nsec / 1000)
+}
+
+/// Moves the clock of the machine, from where it is.
+pub(crate) fn move_clock(forward_us: i64) -> io::Result<()> {
+    let then = clock_us().saturating_add(forward_us);
+    let then = Timespec {
+        tv_sec: then.div_euclid(1_000_000),
+        tv_nsec: then.rem_euclid(1_000_000) * 1000,
+    };
+    clock_settime(ClockId::Realtime, then)?;
     Ok(())
 }
 

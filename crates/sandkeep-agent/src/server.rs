@@ -200,6 +200,7 @@ async fn dispatch(state: State, request: Request<Incoming>) -> Response<Body> {
         (&Method::POST, host_api::SETTLE_PATH) => host::settle().await,
         (&Method::POST, host_api::HOLD_PATH) => host::hold(state).await,
         (&Method::POST, host_api::RELEASE_PATH) => host::release(state).await,
+        (&Method::POST, host_api::CLOCK_PATH) => host::clock(state, request).await,
         (&Method::POST, host_api::TRUST_PATH) => trust::trust(state, request).await,
         (&Method::POST, host_api::SIGNAL_PATH) => host::signal(state, request).await,
         (&Method::GET, host_api::PORTS_PATH) => host::ports(),

@@ -48,6 +48,19 @@ fn parse_start_ticks(stat: &str) -> Option<u64> {
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
+/// Whether the kernel made this thread for itself; it has a number like a process. One that ended is none.
+pub fn is_of_kernel(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| has_kernel_flag(&stat))
+}
+
+fn has_kernel_flag(stat: &str) -> bool {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    // Field 9, and what follows the name begins with field 3.
+    stat.rsplit_once(')')
+        .and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6)?.parse::<u64>().ok())
+        .is_some_and(|flags| flags & PF_KTHREAD != 0)
+}
+
 /// Changes with every boot of the host.
 pub fn boot_id() -> String {
     fs::read_to_string(Path::new("/proc/sys/kernel/random/boot_id"))
@@ -138,6 +151,17 @@ pub fn watch_fd(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_of_the_kernel_are_told_from_processes() {
+        let kvm = "1029 (kvm-nx-lpage-recovery-1018) S 2 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0";
+        let ours = "7 (a) b) R 1 7 7 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 500 0 0";
+        assert!(has_kernel_flag(kvm));
+        assert!(!has_kernel_flag(ours));
+        assert!(!has_kernel_flag(""));
+        assert!(!is_of_kernel(std::process::id().cast_signed()));
+        assert!(!is_of_kernel(i32::MAX));
+    }
 
     #[test]
     fn a_hostile_command_name_does_not_shift_the_fields() {

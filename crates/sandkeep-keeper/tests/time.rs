@@ -32,6 +32,7 @@ fn fork(count: u32) -> ForkWish {
     ForkWish {
         count,
         at: None,
+        memory: None,
         expiry: None,
     }
 }
@@ -233,6 +234,7 @@ async fn forks_are_apart_from_each_other_and_from_their_source() {
         .fork(&made.id, fork(3))
         .await
         .unwrap()
+        .made
         .into_iter()
         .map(Result::unwrap)
         .collect();

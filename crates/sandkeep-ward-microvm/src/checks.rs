@@ -2,40 +2,57 @@
 
 use crate::{
     kernel::Kernel,
-    network,
-    qemu::{self, Accel},
+    kvm, network,
+    program::{self, OLDEST},
+    qemu::{Accel, Qemu},
 };
 use sandkeep_host::{cgroup::layout::Layout, work::blocking};
 use sandkeep_ward::Check;
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+const ACCELERATION: &str = "acceleration";
 const INSTALL_QEMU: &str = "install it: `apt install qemu-system-x86`, or elsewhere what has \
     qemu-system-x86_64; script/server does it on Debian";
 const INSTALL_KERNEL: &str = "script/server fetches it on Debian (the package \
     linux-image-cloud-amd64, unpacked and not installed); see docs/microvm.md";
 
-/// Whether a machine was really run by what is said to run machines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Proof {
-    Tried,
-    /// Only looked at: a host may offer a KVM that runs nothing.
-    Offered,
+/// What is known about who runs machines.
+#[derive(Debug)]
+pub enum Runs {
+    /// This one does, and why it is emulated if it is.
+    Tried(Arc<Qemu>, Option<String>),
+    Unknown,
 }
 
-pub async fn all(
-    qemu: Option<&Path>,
-    kernel: Option<&Path>,
-    accel: Accel,
-    proof: Proof,
-) -> Vec<Check> {
+/// For whoever has no server: what one would find. Nothing is booted.
+pub async fn look(qemu: Option<&Path>, kernel: Option<&Path>) -> Vec<Check> {
+    all(qemu, kernel, Runs::Unknown).await
+}
+
+pub async fn all(qemu: Option<&Path>, kernel: Option<&Path>, runs: Runs) -> Vec<Check> {
     let qemu = qemu.map(PathBuf::from);
-    let program = blocking(move || Ok(program(qemu.as_deref(), accel)))
-        .await
-        .unwrap_or_else(|error| Check::missing("qemu", error.message, INSTALL_QEMU));
+    let (program, acceleration) = match runs {
+        Runs::Tried(qemu, why) => (
+            found(&qemu.program, &qemu.version),
+            match why {
+                None => Check::ok(ACCELERATION, "kvm: machines run on the processor itself"),
+                Some(why) => emulated(&why),
+            },
+        ),
+        Runs::Unknown => blocking(move || Ok(offered(qemu.as_deref())))
+            .await
+            .unwrap_or_else(|error| {
+                let missing = Check::missing("qemu", error.message, INSTALL_QEMU);
+                (missing, emulated("QEMU could not be looked at"))
+            }),
+    };
     vec![
         program,
         machine_kernel(kernel),
-        acceleration(accel, proof),
+        acceleration,
         tun(),
         root(),
         cgroups(),
@@ -43,29 +60,55 @@ pub async fn all(
     ]
 }
 
-fn program(given: Option<&Path>, accel: Accel) -> Check {
+/// The program and the acceleration that a server would choose, as far as can be seen without a machine.
+fn offered(given: Option<&Path>) -> (Check, Check) {
     const NAME: &str = "qemu";
     if std::env::consts::ARCH != "x86_64" {
-        return Check::missing(
+        let missing = Check::missing(
             NAME,
             format!("machines of {} are not supported", std::env::consts::ARCH),
             "use another isolation level",
         );
+        return (missing, emulated("this is no x86-64"));
     }
-    let Some(path) = qemu::find(given, accel) else {
-        return Check::missing(NAME, "not installed", INSTALL_QEMU);
-    };
-    match qemu::version(&path) {
-        Ok(version) if qemu::major(&version).is_some_and(|major| major >= qemu::OLDEST) => {
-            Check::ok(NAME, format!("{version} at {}", path.display()))
+    let mut why = kvm::offered().err();
+    if why.is_none() {
+        let candidates = program::candidates(given, Accel::Kvm);
+        match candidates.iter().find(|found| found.lacks.is_none()) {
+            Some(good) => {
+                let offered = Check::ok(
+                    ACCELERATION,
+                    "kvm is offered: the server boots a machine on it before it relies on it",
+                );
+                return (described(&good.program), offered);
+            }
+            None => why = candidates.into_iter().find_map(|found| found.lacks),
         }
-        Ok(version) => Check::missing(
-            NAME,
-            format!("{version} is too old, {} or newer is needed", qemu::OLDEST),
-            INSTALL_QEMU,
-        ),
-        Err(error) => Check::missing(NAME, error.message, INSTALL_QEMU),
     }
+    let program = match program::best(program::candidates(given, Accel::Tcg)) {
+        None => Check::missing(NAME, "not installed", INSTALL_QEMU),
+        Some(found) => match found.lacks {
+            None => described(&found.program),
+            Some(lacks) => Check::missing(
+                NAME,
+                format!("{}: {lacks}", found.program.display()),
+                format!("{INSTALL_QEMU}; {OLDEST} or newer, built with seccomp"),
+            ),
+        },
+    };
+    let why = why.unwrap_or_else(|| "QEMU is not installed".to_owned());
+    (program, emulated(&why))
+}
+
+fn described(program: &Path) -> Check {
+    match program::version(program) {
+        Ok(version) => found(program, &version),
+        Err(error) => Check::missing("qemu", error.message, INSTALL_QEMU),
+    }
+}
+
+fn found(program: &Path, version: &str) -> Check {
+    Check::ok("qemu", format!("{version} at {}", program.display()))
 }
 
 fn machine_kernel(given: Option<&Path>) -> Check {
@@ -76,21 +119,15 @@ fn machine_kernel(given: Option<&Path>) -> Check {
     }
 }
 
-fn acceleration(accel: Accel, proof: Proof) -> Check {
-    const NAME: &str = "acceleration";
-    match accel {
-        Accel::Kvm if proof == Proof::Offered => Check::ok(
-            NAME,
-            "kvm is offered: the server boots a machine on it before it relies on it",
+fn emulated(why: &str) -> Check {
+    Check::warning(
+        ACCELERATION,
+        format!(
+            "emulated ({why}): machines run 10 to 25 times slower than the host, and QEMU does not count \
+             emulation as a security boundary; the jail of QEMU is what holds"
         ),
-        Accel::Kvm => Check::ok(NAME, "kvm: machines run on the processor itself"),
-        Accel::Tcg => Check::warning(
-            NAME,
-            "emulated: machines run 10 to 25 times slower than the host, and QEMU does not count \
-             emulation as a security boundary; the jail of QEMU is what holds",
-            "use a host with working KVM (a processor with vmx or svm, and /dev/kvm)",
-        ),
-    }
+        "use a host with working KVM (a processor with vmx or svm, and the module kvm_intel or kvm_amd)",
+    )
 }
 
 fn tun() -> Check {

@@ -1,6 +1,6 @@
 //! What the operator and the server decide for this ward.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 /// Host ids of machines begin here: below those of the container level.
 pub const DEFAULT_ID_BASE: u32 = 0x7000_0000 - 1000 * 65_536;
@@ -13,6 +13,9 @@ pub const DEFAULT_KERNELS: [&str; 2] = [
     "/usr/local/lib/sandkeep/kernel",
     "/usr/share/sandkeep/kernel",
 ];
+
+/// A restore takes a tenth of a second, on a busy host some.
+pub const ANSWERS: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
 pub struct MicrovmWardConfig {
@@ -35,6 +38,10 @@ pub struct MicrovmWardConfig {
     pub waiting: usize,
     /// Whether machines are warmed up on the disks of templates.
     pub warm: bool,
+    /// How long a machine may boot. `None`: what is enough on a busy host.
+    pub boot: Option<Duration>,
+    /// How long a machine may take for what it is told first.
+    pub answers: Duration,
 }
 
 impl MicrovmWardConfig {
@@ -50,6 +57,8 @@ impl MicrovmWardConfig {
             id_slots: DEFAULT_ID_SLOTS,
             waiting: 0,
             warm: false,
+            boot: None,
+            answers: ANSWERS,
         }
     }
 }

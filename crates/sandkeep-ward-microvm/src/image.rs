@@ -189,6 +189,11 @@ pub fn devices(image: &Path) -> PathBuf {
     image.join(DEVICES)
 }
 
+/// Where the pages are that a box has changed.
+pub fn changed(image: &Path) -> PathBuf {
+    image.join(CHANGED)
+}
+
 impl Inner {
     /// Reads an image for one more box. The first box gets the changed pages for itself, which
     /// is fast; from the second on they are put together with the base, to be shared.

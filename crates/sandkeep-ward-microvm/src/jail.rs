@@ -8,7 +8,7 @@
 
 use crate::discard::Pretence;
 use rustix::{
-    fs::{CWD, Gid, Mode, Uid},
+    fs::{CWD, FileType, Gid, Mode, Uid},
     mount::{
         MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change,
         mount_remount, unmount,
@@ -43,6 +43,8 @@ const PLACE: &str = "/run/sandkeep/microvm";
 const PLACE_C: &CStr = c"/run/sandkeep/microvm";
 /// The last capability a kernel of today knows is 40.
 const CAPABILITIES: u32 = 63;
+/// The device of KVM has had this number since there is one.
+const KVM: (u32, u32) = (10, 232);
 const MOST_FILES: u64 = 1024;
 const MOST_SAID: usize = 600;
 /// Where `resize2fs` looks whether the kernel will fill the tables of a file system by itself.
@@ -96,12 +98,7 @@ pub struct Jail {
 }
 
 impl Jail {
-    pub fn new(
-        cgroups: &Cgroups,
-        netns: OwnedFd,
-        id: u32,
-        with_kvm: bool,
-    ) -> std::result::Result<Self, Failure> {
+    pub fn new(cgroups: &Cgroups, netns: OwnedFd, id: u32) -> std::result::Result<Self, Failure> {
         let opened = cgroups
             .branches
             .iter()
@@ -121,7 +118,7 @@ impl Jail {
             id,
             kept: Vec::new(),
             pretence: None,
-            with_kvm,
+            with_kvm: false,
         })
     }
 
@@ -136,6 +133,13 @@ impl Jail {
             pretence: None,
             with_kvm: false,
         }
+    }
+
+    /// Has the program find KVM.
+    #[must_use]
+    pub fn with_kvm(mut self) -> Self {
+        self.with_kvm = true;
+        self
     }
 
     /// Has the program find this descriptor under the number it has here.
@@ -269,8 +273,7 @@ impl Jail {
             mount(c"proc", c"proc", c"proc", flags, None)?;
         }
         if self.with_kvm {
-            make_empty(c"dev/kvm")?;
-            mount_bind(c"/dev/kvm", c"dev/kvm")?;
+            self.make_kvm()?;
         }
         if self.bounds.is_some() {
             for dir in [c"sys", c"sys/fs", c"sys/fs/ext4", c"sys/fs/ext4/features"] {
@@ -283,6 +286,25 @@ impl Jail {
         unmount(c"/old", UnmountFlags::DETACH)?;
         rustix::fs::unlinkat(CWD, c"/old", rustix::fs::AtFlags::REMOVEDIR)?;
         mount_remount(c"/", MountFlags::BIND | MountFlags::RDONLY | quiet, c"")?;
+        Ok(())
+    }
+
+    /// A node of its own: the one of the host is for root and a group that nobody in here is in.
+    fn make_kvm(&self) -> io::Result<()> {
+        let quiet = MountFlags::NOSUID | MountFlags::NOEXEC;
+        mount(c"dev", c"dev", c"tmpfs", quiet, Some(c"size=4k,mode=755"))?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let (major, minor) = KVM;
+        rustix::fs::mknodat(
+            CWD,
+            c"dev/kvm",
+            FileType::CharacterDevice,
+            mode,
+            rustix::fs::makedev(major, minor),
+        )?;
+        let (uid, gid) = (Uid::from_raw(self.id), Gid::from_raw(self.id));
+        rustix::fs::chown(c"dev/kvm", Some(uid), Some(gid))?;
+        mount_remount(c"dev", MountFlags::BIND | MountFlags::RDONLY | quiet, c"")?;
         Ok(())
     }
 

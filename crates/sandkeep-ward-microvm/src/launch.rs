@@ -4,7 +4,7 @@ use crate::{
     discard::{Pretence, Spot, high},
     jail::{self, Jail},
     machine::tell,
-    qemu::{Begin, Files, Qemu, Shape},
+    qemu::{Accel, Begin, Files, Qemu, Shape},
     qmp::{self, Qmp},
 };
 use rustix::{
@@ -13,7 +13,7 @@ use rustix::{
 };
 use sandkeep_agent_api::machine::Order;
 use sandkeep_host::{cgroup::Cgroups, failure::Doing as _};
-use sandkeep_model::{Error, Result};
+use sandkeep_model::{Error, Result, Timestamp};
 use std::{
     fs::{self, File},
     io::{Seek as _, Write as _},
@@ -60,9 +60,10 @@ pub struct Started {
 }
 
 impl Started {
-    /// Gives QEMU its machine, which carries out the order first of all.
-    pub fn begin(&mut self, devices: &[u8], order: &Order) -> Result<()> {
+    /// Gives QEMU its machine, which carries out the order first of all; the order gets the time of now.
+    pub fn begin(&mut self, devices: &[u8], order: &mut Order) -> Result<()> {
         self.qmp.load_devices(in_memory(devices)?.as_fd())?;
+        order.timestamp_ms = Timestamp::now().millis();
         let line = order
             .to_line()
             .map_err(|error| Error::internal(error.to_string()))?;
@@ -141,8 +142,10 @@ impl Launch<'_> {
             port: serial,
         };
         let netns = self.netns.try_clone().doing("entering the network")?;
-        let with_kvm = self.qemu.accel == crate::qemu::Accel::Kvm;
-        let mut jail = Jail::new(self.cgroups, netns, self.id, with_kvm)?;
+        let mut jail = Jail::new(self.cgroups, netns, self.id)?;
+        if self.qemu.accel == Accel::Kvm {
+            jail = jail.with_kvm();
+        }
         for fd in &ours {
             jail.keep(fd.as_raw_fd());
         }

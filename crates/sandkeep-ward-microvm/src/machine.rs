@@ -18,6 +18,7 @@ use sandkeep_agent_api::machine::{Answer, Order, READY};
 use sandkeep_host::{
     failure::Doing as _,
     files::{make_private_dir, remove_dir, replace, sync_dir},
+    proc,
     work::{blocking, lock},
 };
 use sandkeep_model::{Code, Error, Result, random_token};
@@ -43,9 +44,12 @@ const LOCK: &str = "lock";
 /// A machine that was emulated on a busy host took half of this.
 const BOOT: Duration = Duration::from_secs(90);
 /// On the processor itself it takes a second or two.
-const KVM_BOOT: Duration = Duration::from_secs(20);
-/// One whose timer was not found by its kernel hangs; the next one does not.
-const ATTEMPTS: u32 = 4;
+const KVM_BOOT: Duration = Duration::from_secs(40);
+/// One whose timer was not found by its kernel hangs, and a host may be busy for a while; the next one
+/// does not. Together with the deadlines less than the patience of the ward.
+const ATTEMPTS: u32 = 3;
+/// In the directory of a machine: the start of the host in which a copy of it has answered.
+const ANSWERED: &str = "answered";
 /// A machine that runs takes what it is told.
 const TOLD: Duration = Duration::from_secs(30);
 const CGROUP_DEADLINE: Duration = Duration::from_secs(15);
@@ -82,61 +86,77 @@ struct Note {
 }
 
 impl Inner {
-    /// The machine of this shape; booted now if it never was.
-    pub(crate) async fn machine(self: &Arc<Self>, shape: Shape) -> Result<Arc<Machine>> {
-        match self.machine_of(shape, self.qemu().await?).await {
-            // A host may offer a KVM that can not run a machine; emulated it can be run anywhere.
-            Err(error) if self.accel() == Accel::Kvm => {
-                tracing::warn!(%error, "KVM does not run a machine here: machines are emulated");
-                self.give_up_kvm().await;
-                self.machine_of(shape, self.qemu().await?).await
-            }
-            made => made,
-        }
-    }
-
-    /// Whether KVM really runs a machine is only known when it has: a boot with a deadline,
-    /// written down like every other, so that it is done once.
-    pub(crate) async fn try_kvm(self: &Arc<Self>) {
-        if self.accel() == Accel::Kvm
-            && let Err(error) = self.machine(Shape::smallest()).await
-        {
-            tracing::warn!(%error, "no machine comes up here");
-        }
-    }
-
-    async fn machine_of(self: &Arc<Self>, shape: Shape, qemu: Arc<Qemu>) -> Result<Arc<Machine>> {
+    /// The machine of this shape; booted now if it never was. One that does not come up is the
+    /// failure of whoever asked: the next one may have more luck, and others have theirs.
+    pub(crate) async fn machine_of(
+        self: &Arc<Self>,
+        shape: Shape,
+        qemu: &Arc<Qemu>,
+    ) -> Result<Arc<Machine>> {
         let mut machines = self.machines.lock().await;
-        if let Some(machine) = machines.get(&shape) {
+        // A QEMU that was tried in vain may have left some.
+        let key = (self.generation(qemu).await?, shape);
+        if let Some(machine) = machines.get(&key) {
             return Ok(Arc::clone(machine));
         }
-        let generation = self.generation(&qemu).await?;
-        let dir = self.machines_dir.join(&generation).join(shape.name());
-        let machine = match self.read_machine(&dir).await {
+        let dir = self.machines_dir.join(&key.0).join(shape.name());
+        let machine = match self.kept_machine(qemu, &dir).await {
             Ok(Some(machine)) => machine,
             found => {
                 if let Err(error) = found {
                     tracing::warn!(%error, "a machine that was booted ahead can not be used");
+                    let bad = dir.clone();
+                    blocking(move || remove_dir(&bad)).await?;
                 }
-                self.make_machine(&qemu, shape, &dir).await?
+                self.make_machine(qemu, shape, &dir).await?
             }
         };
         let machine = Arc::new(machine);
-        machines.insert(shape, Arc::clone(&machine));
+        machines.insert(key, Arc::clone(&machine));
         drop(machines);
         // Images of its boxes name it: they do not have to be read for it.
         self.images.lock().await.know(&machine.base);
         Ok(machine)
     }
 
-    /// Everything a machine is made of but its shape.
+    /// One that is on disk counts when a copy of it has answered, once for each start of the host: what it
+    /// was written down on may not be what is here.
+    async fn kept_machine(
+        self: &Arc<Self>,
+        qemu: &Arc<Qemu>,
+        dir: &Path,
+    ) -> Result<Option<Machine>> {
+        let Some(machine) = self.read_machine(dir).await? else {
+            return Ok(None);
+        };
+        self.answers_here(qemu, &machine, None).await?;
+        Ok(Some(machine))
+    }
+
+    /// Has a copy of a machine answer, unless one has since this host was started.
+    pub(crate) async fn answers_here(
+        self: &Arc<Self>,
+        qemu: &Arc<Qemu>,
+        machine: &Machine,
+        own_disk: Option<&Path>,
+    ) -> Result<()> {
+        let (mark, boot) = (machine.dir.join(ANSWERED), proc::boot_id());
+        if fs::read_to_string(&mark).is_ok_and(|noted| noted == boot) {
+            return Ok(());
+        }
+        self.check_answers(qemu, machine, own_disk).await?;
+        fs::write(&mark, boot).doing("noting that a machine answers")?;
+        Ok(())
+    }
+
+    /// Everything a machine is made of but its shape, after what it runs on.
     async fn generation(&self, qemu: &Qemu) -> Result<String> {
-        let (agent, build) = (self.agent.clone(), qemu.build());
+        let (agent, build, accel) = (self.agent.clone(), qemu.build(), qemu.accel.name());
         blocking(move || {
             let mut all = Sha256::new();
             all.update(build);
             all.update(fs::read(&agent).doing("reading the agent")?);
-            Ok(hex(&all.finalize())[..24].to_owned())
+            Ok(format!("{accel}-{}", &hex(&all.finalize())[..24]))
         })
         .await
     }
@@ -165,11 +185,7 @@ impl Inner {
         }
         let began = Instant::now();
         let mut last = None;
-        let attempts = match qemu.accel {
-            Accel::Kvm => 1,
-            Accel::Tcg => ATTEMPTS,
-        };
-        for attempt in 1..=attempts {
+        for attempt in 1..=ATTEMPTS {
             match self.boot(qemu, shape, dir).await {
                 Ok(()) => {
                     let ms = began.elapsed().as_millis();
@@ -219,6 +235,10 @@ impl Inner {
         let slot = self.roster.slots.take()?;
         let (cgroups, fresh) = (self.roster.tree.child(name), self.machines_dir.join(name));
         let (qemu, agent, dir) = (Arc::clone(qemu), self.agent.clone(), dir.to_owned());
+        let wait = self.boot.unwrap_or(match qemu.accel {
+            Accel::Kvm => KVM_BOOT,
+            Accel::Tcg => BOOT,
+        });
         blocking(move || {
             make_private_dir(&fresh)?;
             cgroups.create()?;
@@ -246,10 +266,6 @@ impl Inner {
             drop((kernel, first_files));
             let done = fresh.join("done");
             make_private_dir(&done)?;
-            let wait = match qemu.accel {
-                Accel::Kvm => KVM_BOOT,
-                Accel::Tcg => BOOT,
-            };
             let ticks = proven(&started.port, wait)?;
             write_down(started, &cgroups, &ram, &done)?;
             note(&done, shape, ticks)?;
@@ -289,7 +305,11 @@ fn write_down(
 
 /// Of a machine that stands still.
 pub fn save_devices(qmp: &mut Qmp, done: &Path) -> Result<()> {
-    let devices = File::create(done.join(DEVICES)).doing("writing the devices of the machine")?;
+    save_devices_to(qmp, &done.join(DEVICES))
+}
+
+pub fn save_devices_to(qmp: &mut Qmp, file: &Path) -> Result<()> {
+    let devices = File::create(file).doing("writing the devices of the machine")?;
     qmp.save_devices(devices.as_fd())
 }
 
@@ -332,7 +352,8 @@ pub fn rename(done: &Path, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Gives the finished machine its name; machines of other programs or kernels go.
+/// Gives the finished machine its name; machines of other programs or kernels go. Those that run on
+/// something else stay: it may be back at the next start.
 fn publish(done: &Path, dir: &Path) -> Result<()> {
     let generation = dir.parent().unwrap_or(dir);
     make_private_dir(generation)?;
@@ -340,12 +361,22 @@ fn publish(done: &Path, dir: &Path) -> Result<()> {
     let all = generation.parent().unwrap_or(generation);
     for entry in fs::read_dir(all).into_iter().flatten().flatten() {
         let path = entry.path();
-        let building = entry.file_name().to_string_lossy().starts_with(BUILDING);
-        if path.is_dir() && path != generation && !building {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let spared = name.starts_with(BUILDING) || runs_on_something_else(&name, generation);
+        if path.is_dir() && path != generation && !spared {
             remove_dir(&path)?;
         }
     }
     Ok(())
+}
+
+/// By the names of generations.
+fn runs_on_something_else(name: &str, generation: &Path) -> bool {
+    let own = generation.file_name().unwrap_or_default().to_string_lossy();
+    [Accel::Kvm, Accel::Tcg].iter().any(|accel| {
+        let prefix = format!("{}-", accel.name());
+        name.starts_with(&prefix) && !own.starts_with(&prefix)
+    })
 }
 
 pub fn read(dir: &Path) -> Result<Option<Machine>> {

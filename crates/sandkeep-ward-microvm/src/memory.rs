@@ -15,7 +15,7 @@ use std::{
     io,
     os::{
         fd::{AsFd as _, BorrowedFd},
-        unix::fs::FileExt as _,
+        unix::fs::{FileExt as _, MetadataExt as _},
     },
     path::Path,
 };
@@ -113,6 +113,16 @@ impl Ram {
                 at += PAGE;
             }
         }
+    }
+
+    /// How much of it nobody has filled yet.
+    pub fn holes(&self) -> Result<u64, Failure> {
+        let found = self
+            .file
+            .metadata()
+            .doing("looking at the memory of the machine")?;
+        // Blocks are of 512 bytes, whatever the pages are.
+        Ok(found.len().saturating_sub(found.blocks() * 512))
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -305,6 +315,7 @@ mod tests {
         let path = dir.path().join("ram");
         ram.store(&path).unwrap();
         let (again, runs) = Ram::load(16 * PAGE, &[&path]).unwrap();
+        assert_eq!(again.holes().unwrap(), 15 * PAGE);
         assert_eq!(runs, [Run { first: 3, count: 1 }]);
         let opened = File::options()
             .write(true)

@@ -3,26 +3,21 @@
 use crate::{
     discard::Spot,
     kernel::{Kernel, hex},
+    kvm, program,
 };
 use sandkeep_agent_api::machine::OPTION;
-use sandkeep_host::{failure::Doing as _, files::replace, proc};
+use sandkeep_host::files::replace;
 use sandkeep_model::{Error, Limits, Result};
 use sandkeep_netlink::{BOX_MAC, HOST_V4};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::{
-    env, fs,
+    fs,
     os::fd::RawFd,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-const PROGRAM: &str = "qemu-system-x86_64";
-/// Without emulation, and there in a third of the time.
-const SLIM_PROGRAM: &str = "qemu-system-x86_64-microvm";
-/// The oldest with which this was tried.
-pub const OLDEST: u32 = 7;
 const SMALLEST_MIB: u64 = 512;
 /// For the kernel of the machine and its tables, beyond what the box may use.
 const KERNEL_MIB: u64 = 128;
@@ -30,6 +25,8 @@ const MOST_VCPUS: u32 = 8;
 /// What QEMU itself takes: its code, and where it translates code of the machine to.
 const OVERHEAD_MIB: u64 = 256;
 const OVERHEAD_TASKS: u32 = 64;
+/// One part in so many of the memory of a machine is for tables that say where it is.
+const TABLES: u64 = 128;
 
 /// Beside the machines: how fast the counter of the processor was.
 const SPEED: &str = "speed";
@@ -58,23 +55,11 @@ impl Accel {
         }
     }
 
-    /// KVM that is there and looks real: a device alone is not enough, some hosts offer one
-    /// that can not run a machine. Whether it can is seen when the first machine boots.
-    pub fn offered() -> Self {
-        let real = proc::processor()
-            .iter()
-            .any(|flag| flag == "vmx" || flag == "svm");
-        let opens = fs::File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/kvm")
-            .is_ok();
-        if real && opens { Self::Kvm } else { Self::Tcg }
-    }
-
     const fn cpu(self) -> &'static str {
         match self {
-            Self::Kvm => "host",
+            // A machine in a machine is nobody's: the code for it in the kernel of the host would be another
+            // wall that root of a sandbox stands before. So are the counters of the processor.
+            Self::Kvm => "host,-svm,-vmx,pmu=off",
             // Five levels of page tables are one more to walk.
             Self::Tcg => "max,-la57",
         }
@@ -164,9 +149,19 @@ impl Shape {
 }
 
 /// Memory of the host for a box with this limit: the kernel of the machine holds the limit
-/// itself, this one is for what QEMU takes beside it.
-pub const fn host_memory_mib(limits: u64) -> u64 {
-    limits + KERNEL_MIB + OVERHEAD_MIB
+/// itself, this one is for what QEMU takes beside it: its tables of pages too, on the processor itself
+/// twice. `unfilled` is what the box may have to fill for others: see [`unfilled_mib`].
+pub const fn host_memory_mib(limits: u64, unfilled: u64) -> u64 {
+    limits + limits / TABLES + KERNEL_MIB + OVERHEAD_MIB + unfilled
+}
+
+/// Whoever first writes to a page of a memory that is a hole fills that page, which stays there for all
+/// boxes, and gets one of its own: the kernel counts both for the box. No more than it may use, and no
+/// more than there are holes.
+pub fn unfilled_mib(holes_bytes: u64, limits: u64) -> u64 {
+    holes_bytes
+        .div_ceil(1 << 20)
+        .min(limits.saturating_add(KERNEL_MIB))
 }
 
 /// Tasks of the host for a box with this limit. QEMU needs a few; one that was taken over gets
@@ -175,53 +170,14 @@ pub const fn host_pids(pids: u32) -> u32 {
     pids.saturating_add(OVERHEAD_TASKS)
 }
 
-/// Limits as the host's cgroups hold them.
-pub fn host_limits(limits: &Limits) -> Limits {
+/// Limits as the host's cgroups hold them, for a box that began with a memory with so many bytes of holes.
+pub fn host_limits(limits: &Limits, holes_bytes: u64) -> Limits {
+    let unfilled = unfilled_mib(holes_bytes, limits.memory_mib);
     Limits {
-        memory_mib: host_memory_mib(limits.memory_mib),
+        memory_mib: host_memory_mib(limits.memory_mib, unfilled),
         pids: host_pids(limits.pids),
         ..*limits
     }
-}
-
-/// QEMU in the PATH, or where the operator said.
-pub fn find(given: Option<&Path>, accel: Accel) -> Option<PathBuf> {
-    if let Some(given) = given {
-        return given.is_file().then(|| given.to_owned());
-    }
-    let named = |name: &str| {
-        let path = env::var_os("PATH").unwrap_or_default();
-        env::split_paths(&path)
-            // Services often have a short PATH. The jail shows /usr alone.
-            .chain(["/usr/bin", "/usr/local/bin"].map(PathBuf::from))
-            .map(|dir| dir.join(name))
-            .find(|file| {
-                file.is_file() && fs::canonicalize(file).is_ok_and(|real| real.starts_with("/usr"))
-            })
-    };
-    match accel {
-        Accel::Kvm => named(SLIM_PROGRAM).or_else(|| named(PROGRAM)),
-        Accel::Tcg => named(PROGRAM),
-    }
-}
-
-/// The first line of `--version`, without the words before the number.
-pub fn version(program: &Path) -> Result<String> {
-    let output = Command::new(program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output()
-        .doing(format_args!("running {}", program.display()))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().next().unwrap_or_default();
-    Ok(line
-        .trim_start_matches("QEMU emulator version ")
-        .trim()
-        .to_owned())
-}
-
-pub fn major(version: &str) -> Option<u32> {
-    version.split('.').next()?.parse().ok()
 }
 
 /// One QEMU as it is told to be, the same for every machine of a server.
@@ -235,12 +191,14 @@ pub struct Qemu {
     /// How fast the processor counts, in thousands a second: an emulated machine can not find
     /// out by itself.
     tsc_khz: u64,
+    /// What KVM gives a machine; nothing of it is in one that is emulated.
+    processor: Option<String>,
     /// Where it has the memory of a machine.
     pub spot: Spot,
 }
 
 /// Descriptors QEMU gets.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy)]
 pub struct Files {
     pub ram: RawFd,
     /// The empty disk, to read and write, and to read.
@@ -260,32 +218,41 @@ pub enum Begin {
 }
 
 impl Qemu {
-    /// Looks at the host. Blocks.
-    pub fn look(given: Option<&Path>, kernel: Option<&Path>, accel: Accel) -> Result<Self> {
-        let missing = |what: String| {
-            Error::host_not_ready(what)
+    /// This program, which does what it will be asked to. Blocks.
+    pub fn of(program: PathBuf, kernel: Option<&Path>, accel: Accel) -> Result<Self> {
+        let kernel = Kernel::find(kernel).ok_or_else(|| {
+            Error::host_not_ready("the kernel of machines is not there")
                 .hint("`sandkeep doctor` tells where to get it")
                 .retryable(false)
-        };
-        let program =
-            find(given, accel).ok_or_else(|| missing(format!("{PROGRAM} is not installed")))?;
-        let version = version(&program)?;
-        if major(&version).is_none_or(|major| major < OLDEST) {
-            return Err(missing(format!(
-                "QEMU {version:?} is too old, {OLDEST} or newer is needed"
-            )));
-        }
-        let kernel = Kernel::find(kernel)
-            .ok_or_else(|| missing("the kernel of machines is not there".to_owned()))?;
+        })?;
         Ok(Self {
+            version: program::version(&program)?,
             program,
-            version,
             accel,
             kernel_hash: kernel.fingerprint()?,
             kernel,
             tsc_khz: tsc_khz(),
+            processor: match accel {
+                Accel::Kvm => Some(kvm::offer()?),
+                Accel::Tcg => None,
+            },
             spot: Spot::default(),
         })
+    }
+
+    /// Every option that a machine begins with, to see whether a program knows them.
+    pub fn options(accel: Accel) -> Vec<String> {
+        let nobody = Self {
+            program: PathBuf::new(),
+            version: String::new(),
+            accel,
+            kernel: Kernel::default(),
+            kernel_hash: String::new(),
+            tsc_khz: 0,
+            processor: None,
+            spot: Spot::default(),
+        };
+        nobody.words(Shape::smallest(), &Files::default(), Begin::Wait)
     }
 
     /// Has the speed of the counter be what it was for earlier servers: it is measured, never twice
@@ -310,16 +277,14 @@ impl Qemu {
             class_mib: 0,
             vcpus: 0,
         };
-        let files = Files {
-            ram: 0,
-            disk: [0; 2],
-            card: 0,
-            control: 0,
-            port: 0,
-        };
-        let line = self.words(shape, &files, Begin::Wait).join(" ");
+        let line = self.words(shape, &Files::default(), Begin::Wait).join(" ");
+        let processor = self
+            .processor
+            .as_ref()
+            .map(|processor| format!(" processor {processor}"))
+            .unwrap_or_default();
         format!(
-            "{} {} {} kernel {} line {} tsc {} MHz",
+            "{} {} {} kernel {} line {} tsc {} MHz{processor}",
             self.version,
             self.accel.name(),
             self.accel.cpu(),
@@ -492,6 +457,19 @@ mod tests {
     }
 
     #[test]
+    fn the_host_has_room_for_what_a_box_fills_for_others() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        // The first of its memory: all of it is a hole.
+        assert_eq!(unfilled_mib(gib, 256), 256 + KERNEL_MIB);
+        assert_eq!(unfilled_mib(gib, 4096), 1024);
+        // Others have filled it.
+        assert_eq!(unfilled_mib(0, 1024), 0);
+        assert_eq!(unfilled_mib(10 * mib + 1, 1024), 11);
+        let first = host_memory_mib(1024, unfilled_mib(2 * gib, 1024));
+        assert!(first >= 2 * (1024 + KERNEL_MIB) + OVERHEAD_MIB, "{first}");
+    }
+
+    #[test]
     fn shapes_that_no_machine_has_are_refused() {
         let host = 4 << 30;
         for (class_mib, vcpus) in [(512, 1), (1024, 8), (2048, 3)] {
@@ -530,6 +508,7 @@ mod tests {
                 kernel: Kernel::default(),
                 kernel_hash: "0".repeat(12),
                 tsc_khz: khz,
+                processor: None,
                 spot: Spot::default(),
             };
             qemu.keep_speed(dir.path()).unwrap();
@@ -546,12 +525,5 @@ mod tests {
         assert_eq!(other, 3_000_000);
         assert_ne!(of_other, build);
         assert_eq!(kept(3_000_100).0, other);
-    }
-
-    #[test]
-    fn versions_are_read() {
-        assert_eq!(major("7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)"), Some(7));
-        assert_eq!(major("10.0.2"), Some(10));
-        assert_eq!(major("x"), None);
     }
 }

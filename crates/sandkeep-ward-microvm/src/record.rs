@@ -2,8 +2,9 @@
 
 use crate::{
     image::Memory,
-    qemu::{Accel, Shape},
+    qemu::{Accel, Shape, host_limits},
 };
+use sandkeep_model::Limits;
 use sandkeep_own_kernel::Kind;
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
@@ -22,9 +23,22 @@ pub struct Noted {
     /// What runs it; boxes of servers that did not note it say nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) accel: Option<Accel>,
+    /// What has to read its memory when it is written down: the server may have another one by then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) build: Option<String>,
     /// The memory it shares with others, where that is a machine booted ahead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<String>,
+    /// Of the memory it began with: what it may have to fill for others. Servers before did not note it.
+    #[serde(default)]
+    pub(crate) holes_bytes: u64,
+}
+
+impl Noted {
+    /// Limits as the host's cgroups hold them.
+    pub fn host_limits(&self, limits: &Limits) -> Limits {
+        host_limits(limits, self.holes_bytes)
+    }
 }
 
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use std::{
     fs::{self, File},
     os::fd::AsFd as _,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -22,11 +23,16 @@ const FROZEN: &str = "frozen";
 const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
 
 impl Inner {
-    pub(crate) async fn engine(&self) -> Result<Engine> {
-        Ok(Engine {
-            name: "qemu".to_owned(),
-            build: self.qemu().await?.build(),
-        })
+    pub(crate) async fn engine(self: &Arc<Self>) -> Result<Engine> {
+        Ok(engine(self.qemu().await?.build()))
+    }
+
+    /// The one that runs this box: not the server's where that was started anew.
+    pub(crate) async fn engine_of(self: &Arc<Self>, id: &SandboxId) -> Result<Engine> {
+        match self.roster.must_hold(id)?.record.more.build.clone() {
+            Some(build) => Ok(engine(build)),
+            None => self.engine().await,
+        }
     }
 
     pub(crate) async fn freeze(&self, id: &SandboxId) -> Result<()> {
@@ -136,6 +142,13 @@ impl Inner {
             image::write(&image, &source)
         })
         .await
+    }
+}
+
+fn engine(build: String) -> Engine {
+    Engine {
+        name: "qemu".to_owned(),
+        build,
     }
 }
 

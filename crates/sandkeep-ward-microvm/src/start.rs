@@ -1,7 +1,7 @@
 //! Starting a box: from a machine that waits, or from an image of a box.
 
 use crate::{
-    disk,
+    clock, disk,
     image::Origin,
     laps::Laps,
     machine::answered,
@@ -15,7 +15,7 @@ use crate::{
 };
 use sandkeep_agent_api::{
     channel::TOKEN_LENGTH,
-    host::{LimitsRequest, UsageResponse},
+    host::{InitRequest, LimitsRequest, UsageResponse},
     machine::{ENTROPY_BYTES, Order},
 };
 use sandkeep_agent_client::Agent;
@@ -33,9 +33,6 @@ use std::{
     time::Duration,
 };
 use tokio::time::timeout;
-
-/// Until the agent answers. A restore takes a tenth of a second, on a busy host some.
-const AGENT_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Inner {
     /// `image` is a directory written by [`Inner::save`].
@@ -58,8 +55,8 @@ impl Inner {
         let (beginning, machine) = match image {
             Some(image) => (Beginning::with(self.open_image(image).await?), None),
             None => {
-                let machine = self.machine(Shape::of(&spec.limits)?).await?;
-                let begin = self.beginning(&machine, &spec.root, &spec.limits);
+                let machine = self.machine_of(Shape::of(&spec.limits)?, &qemu).await?;
+                let begin = self.beginning(&qemu, &machine, &spec.root, &spec.limits);
                 (begin.await?, Some(machine))
             }
         };
@@ -80,7 +77,8 @@ impl Inner {
         };
         laps.lap("network");
         let birth = Birth {
-            qemu,
+            qemu: Arc::clone(&qemu),
+            answers: self.answers,
             spec: spec.clone(),
             origin,
             disk: match (disk, image) {
@@ -92,11 +90,18 @@ impl Inner {
             token: Secret::new(random_token(TOKEN_LENGTH)),
             laps,
         };
-        let Born { live, seed } = blocking(move || birth.bear(seat, place)).await?;
+        let Born {
+            live,
+            seed,
+            clock_is_right,
+        } = blocking(move || birth.bear(seat, place)).await?;
+        if !clock_is_right && let Err(error) = clock::set(&live).await {
+            tracing::warn!(id = %spec.id, %error, "the clock of a sandbox may be wrong");
+        }
         let live = Arc::new(live);
         self.hold(Arc::clone(&live));
         if let (Some(seed), Some(machine)) = (seed, machine) {
-            self.warm_later(machine, seed);
+            self.warm_later(qemu, machine, seed);
         } else if common {
             self.prepare_next(&ram, shape);
         }
@@ -151,6 +156,7 @@ struct Born {
     live: Live,
     /// For want of memory, which it remembers.
     seed: Option<Seed>,
+    clock_is_right: bool,
 }
 
 /// A box on its way.
@@ -162,6 +168,8 @@ struct Birth {
     /// To be filled with the disk before the box has touched it.
     seed: Option<Seed>,
     token: Secret,
+    /// How long its agent may take.
+    answers: Duration,
     laps: Laps,
 }
 
@@ -172,12 +180,13 @@ impl Birth {
             let (disk, spec, id) = (self.disk.clone(), self.spec.clone(), seat.id());
             thread::spawn(move || disk.prepare(&spec, id))
         };
+        let holes_bytes = self.origin.memory.ram.holes()?;
         let Waiting {
             place,
             slot,
             mut started,
             ..
-        } = self.seated(seat, place)?;
+        } = self.seated(seat, place, holes_bytes)?;
         self.laps.lap("qemu");
         write_token(&place.dir, &self.token)?;
         let pid = started.pid;
@@ -204,23 +213,29 @@ impl Birth {
         // It begins: whatever becomes of it, its disk is not fresh any more.
         disk::use_up(&self.spec.root)?;
         self.laps.lap("disk");
-        let order = Order {
-            introduction: self.spec.introduction.take(),
+        let introduction = self.spec.introduction.take();
+        let mut order = Order {
+            introduction: introduction.map(without_time),
             ..new_order(&self.token, &self.spec.hostname, &self.spec.limits)?
         };
-        started.begin(&self.origin.devices, &order)?;
+        started.begin(&self.origin.devices, &mut order)?;
         self.laps.lap("devices");
-        let answer = answered(&started.port, &order, AGENT_DEADLINE)?;
+        let answer = answered(&started.port, &order, self.answers)?;
+        let clock_is_right = clock::is_close(answer.now_us, clock::now_us());
         self.laps.lap("agent");
-        let live = self.take_in(pid, place, slot, answer.oom_kills)?;
-        Ok(Born { live, seed })
+        let live = self.take_in(pid, place, slot, answer.oom_kills, holes_bytes)?;
+        Ok(Born {
+            live,
+            seed,
+            clock_is_right,
+        })
     }
 
     /// A QEMU in the place of this box.
-    fn seated(&self, seat: Seat, place: Place) -> Result<Waiting> {
+    fn seated(&self, seat: Seat, place: Place, holes_bytes: u64) -> Result<Waiting> {
         match seat {
             Seat::New(network, slot) => {
-                place.make(&slot, &self.spec.limits)?;
+                place.make(&slot, &self.spec.limits, holes_bytes)?;
                 let memory = &self.origin.memory;
                 let (shape, ram) = (memory.base.shape, Arc::clone(&memory.ram));
                 Waiting::start(&self.qemu, shape, ram, place, slot, network)
@@ -229,7 +244,7 @@ impl Birth {
                 waiting.place.move_to(&place)?;
                 place.keep();
                 waiting.place.note(&waiting.slot)?;
-                let limits = host_limits(&self.spec.limits);
+                let limits = host_limits(&self.spec.limits, holes_bytes);
                 waiting.place.cgroups.set_limits(&limits)?;
                 Ok(waiting)
             }
@@ -237,13 +252,22 @@ impl Birth {
     }
 
     /// `kills` for want of memory are remembered by the machine: they are no news.
-    fn take_in(self, pid: i32, place: Place, slot: Slot, kills: u64) -> Result<Live> {
+    fn take_in(
+        self,
+        pid: i32,
+        place: Place,
+        slot: Slot,
+        kills: u64,
+        holes_bytes: u64,
+    ) -> Result<Live> {
         let memory = self.origin.memory;
         let noted = Noted {
             shape: memory.base.shape,
             accel: Some(self.qemu.accel),
+            build: Some(self.qemu.build()),
             // One that was put together is not there again after a restart.
             base: memory.carried.is_empty().then(|| memory.base.id.clone()),
+            holes_bytes,
         };
         let record = Record::of_started(pid, slot.number(), place.cgroups.clone(), noted)?;
         Note {
@@ -264,6 +288,14 @@ impl Birth {
         place.keep();
         tracing::debug!(id = %live.id, laps = %self.laps, "a machine was started");
         Ok(live)
+    }
+}
+
+/// What was said before the disk and the machine were made is late by then; the order tells the time.
+fn without_time(introduction: InitRequest) -> InitRequest {
+    InitRequest {
+        timestamp_ms: None,
+        ..introduction
     }
 }
 
@@ -323,10 +355,14 @@ pub(crate) async fn hold(live: &Live) -> Result<()> {
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
-/// Lets them go on.
+/// Sets the clock, which stood still with the machine, and lets them go on.
 pub(crate) async fn release(live: &Live) -> Result<()> {
     let asked = async {
         let mut agent = Agent::over(own_kernel::connect(live).await?).await?;
+        // First, so that they see no other time. An agent that an older server started does not know how.
+        if let Err(error) = clock::set_over(&mut agent).await {
+            tracing::warn!(id = %live.id, %error, "the clock of a sandbox may be wrong");
+        }
         agent.release().await
     };
     timeout(HELD, asked)

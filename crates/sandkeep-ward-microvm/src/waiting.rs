@@ -58,13 +58,13 @@ impl Place {
     }
 
     /// Makes it, after what an earlier server may have left there is gone.
-    pub fn make(&self, slot: &Slot, limits: &Limits) -> Result<()> {
+    pub fn make(&self, slot: &Slot, limits: &Limits, holes_bytes: u64) -> Result<()> {
         self.clear()?;
         make_private_dir(&self.dir)?;
         // Written first: should the server die now, the next one knows the ids are used.
         self.note(slot)?;
         self.cgroups.create()?;
-        self.cgroups.set_limits(&host_limits(limits))?;
+        self.cgroups.set_limits(&host_limits(limits, holes_bytes))?;
         Ok(())
     }
 
@@ -246,7 +246,11 @@ impl Inner {
                 lacking.filter(|_| shelf.filling)
             };
             let Some((ram, shape)) = lacking else { return };
-            match self.start_ahead(ram, shape).await {
+            let started = match self.qemu().await {
+                Ok(qemu) => self.start_ahead(&qemu, ram, shape).await,
+                Err(error) => Err(error),
+            };
+            match started {
                 Ok(waiting) => self.shelve(waiting).await,
                 Err(error) => {
                     tracing::warn!(%error, "no QEMU was started ahead");
@@ -276,8 +280,13 @@ impl Inner {
         }
     }
 
-    pub(crate) async fn start_ahead(&self, ram: Arc<Ram>, shape: Shape) -> Result<Waiting> {
-        let qemu = self.qemu().await?;
+    pub(crate) async fn start_ahead(
+        &self,
+        qemu: &Arc<Qemu>,
+        ram: Arc<Ram>,
+        shape: Shape,
+    ) -> Result<Waiting> {
+        let qemu = Arc::clone(qemu);
         let network = network::make().await?;
         let slot = self.roster.slots.take()?;
         let name = format!("{WAITING}{}", random_token(10));
@@ -290,7 +299,7 @@ impl Inner {
             ..Limits::default()
         };
         blocking(move || {
-            place.make(&slot, &limits)?;
+            place.make(&slot, &limits, ram.holes()?)?;
             Waiting::start(&qemu, shape, ram, place, slot, network)
         })
         .await

@@ -7,7 +7,7 @@ use crate::{
     image::{self, Images},
     jail,
     machine::Machine,
-    qemu::{Accel, Qemu, Shape, host_limits},
+    qemu::{Accel, Qemu, Shape},
     record::{Has, Live, Microvm},
     start,
     waiting::{self, CONTROL, Shelf, WAITING},
@@ -31,10 +31,7 @@ use std::{
     collections::{HashMap, HashSet, VecDeque},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 use tokio::sync::mpsc;
@@ -54,15 +51,19 @@ pub(crate) struct Inner {
     pub roster: Roster<Microvm>,
     pub agent: PathBuf,
     pub machines_dir: PathBuf,
-    kernel: Option<PathBuf>,
-    program: Option<PathBuf>,
+    pub kernel: Option<PathBuf>,
+    pub program: Option<PathBuf>,
     /// Machines that are being booted ahead, by the names of their cgroups.
     pub building: Mutex<HashSet<String>>,
-    /// Looked at once: a server that runs keeps the QEMU it began with.
-    qemu: tokio::sync::Mutex<Option<Arc<Qemu>>>,
-    /// Set when KVM was tried and did not run a machine.
-    without_kvm: AtomicBool,
-    pub machines: tokio::sync::Mutex<HashMap<Shape, Arc<Machine>>>,
+    /// Decided once: a server that runs keeps the QEMU it began with.
+    pub qemu: tokio::sync::Mutex<Option<Arc<Qemu>>>,
+    pub decided: OnceLock<Accel>,
+    pub why_emulated: Mutex<Option<String>>,
+    /// How long a machine may boot, and its agent take to carry out an order.
+    pub boot: Option<Duration>,
+    pub answers: Duration,
+    /// By what they were made of and their shape.
+    pub machines: tokio::sync::Mutex<HashMap<(String, Shape), Arc<Machine>>>,
     pub images: tokio::sync::Mutex<Images>,
     /// Whether machines are warmed up for templates; those in memory; and what was begun.
     pub warms: bool,
@@ -103,7 +104,10 @@ impl MicrovmWard {
             program: config.qemu,
             building: Mutex::default(),
             qemu: tokio::sync::Mutex::default(),
-            without_kvm: AtomicBool::new(false),
+            decided: OnceLock::new(),
+            why_emulated: Mutex::default(),
+            boot: config.boot,
+            answers: config.answers,
             machines: tokio::sync::Mutex::default(),
             images: tokio::sync::Mutex::default(),
             warms: config.warm,
@@ -143,39 +147,6 @@ impl Inner {
         self.roster.box_dir(id).join(CONTROL)
     }
 
-    /// What runs machines here, as far as it is known.
-    pub fn accel(&self) -> Accel {
-        if self.without_kvm.load(Ordering::Acquire) {
-            Accel::Tcg
-        } else {
-            Accel::offered()
-        }
-    }
-
-    pub async fn give_up_kvm(&self) {
-        self.without_kvm.store(true, Ordering::Release);
-        *self.qemu.lock().await = None;
-    }
-
-    /// The QEMU of this host, known to be new enough.
-    pub async fn qemu(&self) -> Result<Arc<Qemu>> {
-        let mut known = self.qemu.lock().await;
-        if let Some(qemu) = known.as_ref() {
-            return Ok(Arc::clone(qemu));
-        }
-        let (program, kernel) = (self.program.clone(), self.kernel.clone());
-        let (accel, machines) = (self.accel(), self.machines_dir.clone());
-        let found = blocking(move || {
-            let mut qemu = Qemu::look(program.as_deref(), kernel.as_deref(), accel)?;
-            qemu.keep_speed(&machines)?;
-            Ok(qemu)
-        })
-        .await?;
-        let qemu = Arc::new(found);
-        *known = Some(Arc::clone(&qemu));
-        Ok(qemu)
-    }
-
     /// Takes a running box in and begins to watch it.
     pub fn hold(&self, live: Arc<Live>) {
         self.roster.hold(live, watch::watch);
@@ -207,7 +178,8 @@ impl Inner {
     async fn set_limits(&self, id: &SandboxId, limits: &Limits) -> Result<()> {
         let live = self.roster.must_hold(id)?;
         live.record.more.shape.check(limits)?;
-        live.limit_outside(host_limits(limits)).await?;
+        live.limit_outside(live.record.more.host_limits(limits))
+            .await?;
         start::set_inner_limits(&live, limits, LIMITS_DEADLINE).await
     }
 
@@ -251,7 +223,7 @@ impl Ward for MicrovmWard {
 
     /// Everything runs; but emulated it is too slow to be picked for anybody who did not ask.
     fn suits_everything(&self) -> bool {
-        self.inner.accel() == Accel::Kvm
+        self.inner.accel() == Some(Accel::Kvm)
     }
 
     fn acceleration(&self, id: &SandboxId) -> Option<Acceleration> {
@@ -263,12 +235,19 @@ impl Ward for MicrovmWard {
     }
 
     async fn check(&self) -> Vec<Check> {
-        self.inner.try_kvm().await;
+        // Who does not have it yet is told by the checks what is missing.
+        let chosen = self.inner.qemu().await;
+        if let Err(error) = &chosen {
+            tracing::warn!(%error, "no machine can run here");
+        }
+        let runs = match chosen {
+            Ok(qemu) => checks::Runs::Tried(qemu, self.inner.why_emulated()),
+            Err(_) => checks::Runs::Unknown,
+        };
         checks::all(
             self.inner.program.as_deref(),
             self.inner.kernel.as_deref(),
-            self.inner.accel(),
-            checks::Proof::Tried,
+            runs,
         )
         .await
     }
@@ -341,6 +320,10 @@ impl Ward for MicrovmWard {
 
     async fn engine(&self) -> Result<Engine> {
         self.inner.engine().await
+    }
+
+    async fn engine_of(&self, id: &SandboxId) -> Result<Engine> {
+        self.inner.engine_of(id).await
     }
 
     /// Pages and devices are read by QEMU in its jail; what is read outside is checked.

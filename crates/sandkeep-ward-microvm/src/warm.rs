@@ -12,7 +12,7 @@ use crate::{
     image::Origin,
     machine::{Machine, PAGES, answered, note, read, rename, save_devices},
     memory::{Mapped, Ram},
-    qemu::Shape,
+    qemu::{Qemu, Shape},
     start::new_order,
     ward::Inner,
 };
@@ -110,6 +110,7 @@ impl Inner {
     /// For a box on a fresh disk.
     pub(crate) async fn beginning(
         self: &Arc<Self>,
+        qemu: &Arc<Qemu>,
         machine: &Arc<Machine>,
         root: &Path,
         limits: &Limits,
@@ -127,7 +128,7 @@ impl Inner {
         };
         let shape = machine.base.shape.name();
         let key = format!("{WARM}{shape}-{}-{}", fresh.template, fresh.bytes);
-        if let Some(warm) = self.warm(machine, &key).await {
+        if let Some(warm) = self.warm(qemu, machine, &key).await {
             return Ok(Beginning {
                 origin: Origin::of(&warm.machine),
                 disk: Some(warm.disk.clone()),
@@ -149,7 +150,12 @@ impl Inner {
     }
 
     /// The one of this name, if there is one.
-    async fn warm(&self, machine: &Machine, key: &str) -> Option<Arc<Warm>> {
+    async fn warm(
+        self: &Arc<Self>,
+        qemu: &Arc<Qemu>,
+        machine: &Machine,
+        key: &str,
+    ) -> Option<Arc<Warm>> {
         let mut held = self.warm.lock().await;
         if let Some(place) = held.iter().position(|(other, _)| other == key) {
             let found = held.remove(place)?;
@@ -174,10 +180,16 @@ impl Inner {
                 return None;
             }
         };
-        let warm = Arc::new(Warm {
-            disk: dir.join(disk::DISK_FILE),
-            machine,
-        });
+        let disk = dir.join(disk::DISK_FILE);
+        if let Err(error) = self.answers_here(qemu, &machine, Some(&disk)).await {
+            tracing::warn!(%error, "a machine that was warmed up does not answer: it is thrown away");
+            let removed = blocking(move || remove_dir(&dir)).await;
+            if let Err(error) = removed {
+                tracing::warn!(%error, "a machine that does not answer is left");
+            }
+            return None;
+        }
+        let warm = Arc::new(Warm { disk, machine });
         while held.len() >= HELD {
             held.pop_front();
         }
@@ -188,7 +200,7 @@ impl Inner {
     }
 
     /// Makes one from a seed, a little later.
-    pub(crate) fn warm_later(self: &Arc<Self>, machine: Arc<Machine>, seed: Seed) {
+    pub(crate) fn warm_later(self: &Arc<Self>, qemu: Arc<Qemu>, machine: Arc<Machine>, seed: Seed) {
         let inner = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(LATER).await;
@@ -199,11 +211,11 @@ impl Inner {
             }
             let (key, shape) = (seed.key.clone(), machine.base.shape);
             let began = Instant::now();
-            match inner.warm_up(&machine, seed).await {
+            match inner.warm_up(&qemu, &machine, seed).await {
                 Ok(()) => {
                     let ms = began.elapsed().as_millis();
                     tracing::info!(machine = key, ms, "a machine was warmed up");
-                    if let Some(warm) = inner.warm(&machine, &key).await {
+                    if let Some(warm) = inner.warm(&qemu, &machine, &key).await {
                         inner.prepare_next(&warm.machine.base.ram, shape);
                     }
                 }
@@ -224,17 +236,24 @@ impl Inner {
         Ok(())
     }
 
-    async fn warm_up(self: &Arc<Self>, machine: &Arc<Machine>, seed: Seed) -> Result<()> {
+    async fn warm_up(
+        self: &Arc<Self>,
+        qemu: &Arc<Qemu>,
+        machine: &Arc<Machine>,
+        seed: Seed,
+    ) -> Result<()> {
         let base = &machine.base;
-        let waiting = self.start_ahead(Arc::clone(&base.ram), base.shape).await?;
+        let waiting = self
+            .start_ahead(qemu, Arc::clone(&base.ram), base.shape)
+            .await?;
         let token = Secret::new(random_token(TOKEN_LENGTH));
-        let order = new_order(&token, NAME, &seed.limits)?;
+        let mut order = new_order(&token, NAME, &seed.limits)?;
         let (mut waiting, seed) = {
             let (devices, mut waiting) = (machine.devices.clone(), waiting);
             blocking(move || {
                 let started = &mut waiting.started;
                 started.qmp.give_disk(&disk::open_file(&seed.disk())?)?;
-                started.begin(&devices, &order)?;
+                started.begin(&devices, &mut order)?;
                 answered(&started.port, &order, FIRST_STEPS)?;
                 Ok((waiting, seed))
             })

@@ -46,6 +46,8 @@ attempt("reads memory", lambda: open(f"/proc/{VICTIM}/mem", "rb"))
 attempt("signals", lambda: os.kill(VICTIM, 0) or True)
 attempt("sees others", lambda: len([p for p in os.listdir("/proc") if p.isdigit()]) > 1)
 attempt("loads a module", lambda: libc.syscall(175, 0, 0, 0) == 0)
+attempt("finds a KVM that is not its own", lambda: os.stat("/dev/kvm").st_uid != os.getuid() or os.stat("/dev/kvm").st_mode & 0o77)
+attempt("changes who has KVM", lambda: os.chmod("/dev/kvm", 0o666) or True)
 attempt("has rights", lambda: any(l.startswith("CapEff") and int(l.split()[1], 16) for l in open("/proc/self/status")))
 attempt("may gain rights", lambda: any(l.startswith("NoNewPrivs") and "0" in l for l in open("/proc/self/status")))
 sys.stdout.write("tried; worked: " + ", ".join(worked))
@@ -53,6 +55,16 @@ sys.stdout.write("tried; worked: " + ", ".join(worked))
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_in_the_jail_reaches_nothing() {
+    tried_in_the_jail(false, "").await;
+}
+
+/// With KVM it has a node of its own: that of the host is for others, and changes with them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_in_the_jail_with_kvm_reaches_nothing_else() {
+    tried_in_the_jail(true, "sees /dev/kvm").await;
+}
+
+async fn tried_in_the_jail(with_kvm: bool, worked: &str) {
     let Some(bench) = common::bench() else {
         return;
     };
@@ -84,7 +96,10 @@ async fn a_process_in_the_jail_reaches_nothing() {
         .stdout(says)
         .stderr(Stdio::null());
     let open: OwnedFd = File::open("/dev/null").expect("a file").into();
-    let mut jail = Jail::new(&cgroups, netns, 1_900_000_000, false).expect("a jail");
+    let mut jail = Jail::new(&cgroups, netns, 1_900_000_000).expect("a jail");
+    if with_kvm {
+        jail = jail.with_kvm();
+    }
     jail.keep(open.as_raw_fd());
     let output = tokio::task::spawn_blocking(move || {
         jail.start(command).expect("it starts");
@@ -94,7 +109,7 @@ async fn a_process_in_the_jail_reaches_nothing() {
     })
     .await
     .expect("it ends");
-    assert_eq!(output, "tried; worked: ");
+    assert_eq!(output, format!("tried; worked: {worked}"));
     // So does a program of the host that works on the disk of a box.
     let bounds = Bounds {
         memory: 1 << 30,

@@ -8,7 +8,7 @@ use sandkeep_ward::{
     Ward as _,
     conformance::{Bench as _, run},
 };
-use sandkeep_ward_microvm::Accel;
+use sandkeep_ward_microvm::kvm_offered;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_box_runs_on_kvm_where_there_is_kvm() {
@@ -22,8 +22,8 @@ async fn a_box_runs_on_kvm_where_there_is_kvm() {
         check.map(|check| check.found.clone()).unwrap_or_default()
     };
     let engine = ward.engine().await.expect("an engine");
-    if Accel::offered() == Accel::Tcg {
-        eprintln!("NOT RUN: the KVM path of the microVM level, there is no KVM on this host");
+    if let Err(why) = kvm_offered() {
+        eprintln!("NOT RUN: the KVM path of the microVM level: {why}");
         // That must be said to others, too, and nobody is given a slow machine unasked.
         assert!(found("acceleration").starts_with("emulated"), "{checks:?}");
         assert!(engine.build.contains(" tcg "), "{engine:?}");

@@ -193,6 +193,12 @@ pub trait Ward: Send + Sync + 'static {
         Err(cannot(self.level(), "write memory to disk"))
     }
 
+    /// The engine that runs this box: what [`Ward::save`] writes of it, that one can read. Another than
+    /// [`Ward::engine`] for a box that an earlier server started with another.
+    async fn engine_of(&self, _id: &SandboxId) -> Result<Engine> {
+        self.engine().await
+    }
+
     /// Whose images may be given to [`Ward::restore`].
     fn images_from(&self) -> ImagesFrom {
         ImagesFrom::KnownServers

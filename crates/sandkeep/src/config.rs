@@ -79,6 +79,17 @@ settings! {
     /// [default: /usr/local/lib/sandkeep/kernel, or /usr/share/sandkeep/kernel]
     #[arg(value_name = "DIR")]
     microvm_kernel: PathBuf = "SANDKEEP_MICROVM_KERNEL",
+    /// The QEMU for the isolation level microvm, below /usr [default: qemu-system-x86_64-microvm or
+    /// qemu-system-x86_64 of the PATH, the first one that does what it will be asked to]
+    #[arg(value_name = "FILE")]
+    microvm_qemu: PathBuf = "SANDKEEP_MICROVM_QEMU",
+    /// How long a machine of the isolation level microvm may boot; three are tried
+    /// [default: 40 with KVM, 90 emulated]
+    #[arg(value_name = "SECONDS")]
+    microvm_boot_seconds: u64 = "SANDKEEP_MICROVM_BOOT_SECONDS",
+    /// How long a machine may take for what it is told when a box begins [default: 60]
+    #[arg(value_name = "SECONDS")]
+    microvm_answer_seconds: u64 = "SANDKEEP_MICROVM_ANSWER_SECONDS",
     /// QEMUs that are started ahead and wait for boxes of the isolation level microvm, for each
     /// of the two machines that were asked for last; 0: none [default: 2]
     #[arg(value_name = "COUNT")]
@@ -205,6 +216,9 @@ pub struct Config {
     pub storage_size: Option<Size>,
     pub allow_unlimited_disk: bool,
     pub microvm_kernel: Option<PathBuf>,
+    pub microvm_qemu: Option<PathBuf>,
+    pub microvm_boot: Option<Duration>,
+    pub microvm_answers: Option<Duration>,
     pub microvm_waiting: usize,
     pub microvm_warm: bool,
     pub domain: Option<String>,
@@ -268,6 +282,9 @@ impl Config {
             storage_size,
             allow_unlimited_disk: settings.allow_unlimited_disk.unwrap_or(false),
             microvm_kernel: settings.microvm_kernel,
+            microvm_qemu: settings.microvm_qemu.as_deref().map(absolute).transpose()?,
+            microvm_boot: settings.microvm_boot_seconds.map(Duration::from_secs),
+            microvm_answers: settings.microvm_answer_seconds.map(Duration::from_secs),
             microvm_waiting: settings.microvm_waiting.unwrap_or(2),
             microvm_warm: settings.microvm_warm.unwrap_or(true),
             domain: settings.domain,

@@ -44,18 +44,16 @@ pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
         // The flags of this command are few; the variable of the server counts, too.
         env::var_os("SANDKEEP_MICROVM_KERNEL").map(PathBuf::from)
     });
-    let offered = sandkeep_ward_microvm::Accel::offered();
+    let qemu = config
+        .microvm_qemu
+        .clone()
+        .or_else(|| env::var_os("SANDKEEP_MICROVM_QEMU").map(PathBuf::from));
     let (memory, gvisor, microvm) = tokio::join!(
         sandkeep_ward_container::check_memory(None),
         sandkeep_ward_gvisor::check_host(None),
-        sandkeep_ward_microvm::check_host(
-            None,
-            kernel.as_deref(),
-            offered,
-            sandkeep_ward_microvm::Proof::Offered,
-        )
+        sandkeep_ward_microvm::check_host(qemu.as_deref(), kernel.as_deref())
     );
-    let kvm = offered == sandkeep_ward_microvm::Accel::Kvm;
+    let kvm = sandkeep_ward_microvm::kvm_offered().is_ok();
     let mut report = examine(&config, memory, gvisor, microvm, kvm);
     report.host.push(network::check().await);
     if output.json {

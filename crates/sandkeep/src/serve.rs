@@ -242,11 +242,15 @@ async fn open_keeper(
         // Beside the images of boxes, which share its blocks.
         vault.pool().await?.path.join("machines")
     };
+    let usual = MicrovmWardConfig::new(state.path().join("ward-microvm"), machines, agent);
     let microvm = MicrovmWard::new(MicrovmWardConfig {
         kernel: config.microvm_kernel.clone(),
+        qemu: config.microvm_qemu.clone(),
         waiting: config.microvm_waiting,
         warm: config.microvm_warm,
-        ..MicrovmWardConfig::new(state.path().join("ward-microvm"), machines, agent)
+        boot: config.microvm_boot,
+        answers: config.microvm_answers.unwrap_or(usual.answers),
+        ..usual
     })?;
     let wards: Vec<Arc<dyn Ward>> = vec![container, gvisor, microvm];
     let keeper = KeeperConfig {

@@ -2,10 +2,12 @@
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
-    io::{Read, Write},
+    io::{Read, Seek as _, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::fs::FlockOperation;
@@ -14,6 +16,10 @@ use sha2::{Digest, Sha256};
 
 const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sandkeep-agent"));
 const LOCK_FILE: &str = "server.lock";
+/// A server that was killed may have been about to start a program. That child holds what the server had
+/// open, the lock as well, until it has become the program.
+const HALF_BORN: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
 const KEY_FILE: &str = "api-key";
 /// Shorter keys could be guessed over the network.
 const KEY_LEAST: usize = 20;
@@ -204,6 +210,18 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     fs::rename(&staged, path).map_err(named)
 }
 
+/// The number of the process that took the lock, as it wrote it there.
+fn holder(file: &mut File) -> String {
+    let mut text = String::new();
+    let read = file
+        .rewind()
+        .and_then(|()| Read::by_ref(file).take(32).read_to_string(&mut text));
+    // What can not be read is nobody's.
+    let first = read.ok().and_then(|_| text.lines().next());
+    let digits = first.unwrap_or_default().chars();
+    digits.filter(char::is_ascii_digit).collect()
+}
+
 fn lock(path: &Path) -> Result<File> {
     let named = |error: std::io::Error| {
         Error::from(error)
@@ -218,13 +236,19 @@ fn lock(path: &Path) -> Result<File> {
         .mode(0o644)
         .open(path)
         .map_err(named)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    let until = Instant::now() + HALF_BORN;
+    let (taken, holder) = loop {
+        let taken = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        let holder = holder(&mut file);
+        let is_gone = !holder.is_empty() && !Path::new("/proc").join(&holder).exists();
+        if taken != Err(rustix::io::Errno::WOULDBLOCK) || !is_gone || Instant::now() >= until {
+            break (taken, holder);
+        }
+        thread::sleep(PAUSE);
+    };
+    match taken {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            let mut holder = String::new();
-            let _ = Read::by_ref(&mut file).take(32).read_to_string(&mut holder);
-            let first = holder.lines().next().unwrap_or_default();
-            let holder: String = first.chars().filter(char::is_ascii_digit).collect();
             let state = path.parent().unwrap_or(path).display().to_string();
             let who = if holder.is_empty() {
                 String::new()
@@ -240,6 +264,7 @@ fn lock(path: &Path) -> Result<File> {
         Err(error) => return Err(named(error.into())),
     }
     file.set_len(0)
+        .and_then(|()| file.rewind())
         .and_then(|()| writeln!(file, "{}", std::process::id()))
         .map_err(named)?;
     Ok(file)
@@ -311,6 +336,25 @@ mod tests {
         );
         drop(held);
         StateDir::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_server_that_was_killed_is_waited_for_until_its_children_are_born() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(LOCK_FILE);
+        // Nobody has this number: the largest that a kernel gives is far below.
+        fs::write(&path, "999999999\n").unwrap();
+        let child = File::open(&path).unwrap();
+        rustix::fs::flock(&child, FlockOperation::LockExclusive).unwrap();
+        let becomes_a_program = thread::spawn(move || {
+            thread::sleep(PAUSE * 5);
+            drop(child);
+        });
+        let held = lock(&path).unwrap();
+        becomes_a_program.join().unwrap();
+        let written = fs::read_to_string(&path).unwrap();
+        assert_eq!(written, format!("{}\n", std::process::id()));
+        drop(held);
     }
 
     #[test]

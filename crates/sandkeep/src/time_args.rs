@@ -67,6 +67,9 @@ pub enum TimeCommand {
         /// Files only, even where memory could be kept
         #[arg(long)]
         files_only: bool,
+        /// Refuse when memory can not be kept, in place of a warning
+        #[arg(long, conflicts_with = "files_only")]
+        memory: bool,
     },
     /// Make copies of a box; prints their ids
     Fork {
@@ -79,6 +82,9 @@ pub enum TimeCommand {
         /// As it was at this point, by id or name
         #[arg(long, value_name = "POINT")]
         at: Option<String>,
+        /// Refuse when they can not go on with memory, in place of a warning
+        #[arg(long)]
+        memory: bool,
     },
     /// Make a box what it was at a point; what it is now is given up
     Rollback {

@@ -104,9 +104,11 @@ pub(crate) async fn fork(
         count: request.count.unwrap_or(1),
         at: None,
         expiry: Some(seconds(request.timeout.unwrap_or(DEFAULT_FORK))?),
+        memory: None,
     };
     let forks = state.keeper.fork(&id, wish).await?;
     let forks = forks
+        .made
         .into_iter()
         .map(|made| match made {
             Ok(sandbox) => Fork {

@@ -416,6 +416,10 @@ pub(crate) struct ForkRequest {
     #[serde(default)]
     #[schema(value_type = Option<u64>)]
     timeout_seconds: Option<TimeoutWish>,
+    /// `true`: refused when they can not go on with processes and memory; `false`: from the files alone;
+    /// left out: as much as this level can.
+    #[serde(default)]
+    memory: Option<bool>,
 }
 
 const fn one() -> u32 {
@@ -428,6 +432,7 @@ impl Default for ForkRequest {
             count: 1,
             at: None,
             timeout_seconds: None,
+            memory: None,
         }
     }
 }
@@ -445,6 +450,11 @@ pub(crate) struct ForkView {
     sandbox: Option<SandboxView>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorDetail>,
+    /// Whether it goes on with the processes and memory of its source.
+    memory: bool,
+    /// Why memory that was wished for is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
 }
 
 /// Makes sandboxes that begin as copies, with ids, names and tokens of their own.
@@ -468,18 +478,25 @@ pub(crate) async fn fork(
             .timeout_seconds
             .map(TimeoutWish::expiry)
             .transpose()?,
+        memory: request.memory,
     };
-    let forks = state.keeper.fork(&id, wish).await?;
-    let forks = forks
+    let forked = state.keeper.fork(&id, wish).await?;
+    let (memory, why) = (forked.memory, forked.why);
+    let forks = forked
+        .made
         .into_iter()
         .map(|made| match made {
             Ok(sandbox) => ForkView {
                 sandbox: Some(SandboxView::with_token(sandbox)),
                 error: None,
+                memory,
+                why: why.clone(),
             },
             Err(error) => ForkView {
                 sandbox: None,
                 error: Some(ErrorBody::from(error).error),
+                memory: false,
+                why: None,
             },
         })
         .collect();

@@ -5,7 +5,10 @@ pub mod layout;
 mod v1;
 mod v2;
 
-use crate::failure::{Doing, Failure};
+use crate::{
+    failure::{Doing, Failure},
+    proc,
+};
 use layout::{Kind, Layout};
 use sandkeep_model::{Limits, Result, Usage};
 use serde::{Deserialize, Serialize};
@@ -136,7 +139,7 @@ impl Cgroups {
             let here = Self {
                 branches: vec![from.clone()],
             };
-            for pid in here.processes() {
+            for pid in here.listed() {
                 files::write(&to.dir, "cgroup.procs", pid)?;
             }
             here.remove(RENAME_DEADLINE)?;
@@ -202,8 +205,16 @@ impl Cgroups {
         }
     }
 
-    /// Everything that runs in them.
+    /// Everything that runs in them. Threads of the kernel do not belong to whoever they were made for:
+    /// KVM has one for each machine, which Linux before 6.13 shows beside its QEMU.
     pub fn processes(&self) -> Vec<i32> {
+        let mut pids = self.listed();
+        pids.retain(|pid| !proc::is_of_kernel(*pid));
+        pids
+    }
+
+    /// What the kernel lists in them, its own threads included.
+    fn listed(&self) -> Vec<i32> {
         let mut pids: Vec<i32> = self
             .branches
             .iter()
@@ -314,7 +325,7 @@ impl Cgroups {
             .is_some_and(|dir| files::write(dir, "cgroup.kill", 1).is_ok());
         if !by_kernel || self.needs_attach() {
             for pid in &pids {
-                crate::proc::kill(*pid);
+                proc::kill(*pid);
             }
         }
         self.thaw();
@@ -355,7 +366,7 @@ impl Cgroups {
         Ok(removed)
     }
 
-    /// The names of all children in any hierarchy of this tree.
+    /// The names of all children in any hierarchy of this tree, but for the one of the kernel's threads.
     pub fn children(&self) -> Vec<String> {
         let mut names: Vec<String> = self
             .branches
@@ -365,6 +376,7 @@ impl Cgroups {
             .filter_map(|entry| entry.ok())
             .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
             .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| name != v2::KERNEL)
             .collect();
         names.sort_unstable();
         names.dedup();

@@ -5,7 +5,10 @@ use super::{
     layout::V2Mount,
     v1::CPU_PERIOD_USEC,
 };
-use crate::failure::{Doing, Failure};
+use crate::{
+    failure::{Doing, Failure},
+    proc,
+};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -116,7 +119,29 @@ pub fn make_dir(dir: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Beside the cgroups of sandboxes: threads of the kernel that were in them.
+pub const KERNEL: &str = "kernel.threads";
+
+/// Threads of the kernel are never frozen and are counted all the same: with one of them in it, a cgroup
+/// would never be. They have nothing of the sandbox in them.
+fn move_kernel_threads(dir: &Path) -> Result<(), Failure> {
+    for pid in read(dir, "cgroup.procs")?.lines() {
+        if !pid.parse().is_ok_and(proc::is_of_kernel) {
+            continue;
+        }
+        let other = dir.with_file_name(KERNEL);
+        make_dir(&other)?;
+        match write(&other, "cgroup.procs", pid) {
+            // It ended meanwhile.
+            Err(gone) if gone.source.raw_os_error() == Some(libc::ESRCH) => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
 pub fn freeze(dir: &Path, until: Instant) -> Result<(), Failure> {
+    move_kernel_threads(dir)?;
     write(dir, "cgroup.freeze", 1)?;
     super::wait_frozen(until, || is_frozen(dir))
 }

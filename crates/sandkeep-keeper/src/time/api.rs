@@ -34,6 +34,19 @@ pub struct ForkWish {
     pub at: Option<PointId>,
     /// `None`: as long as the source was given.
     pub expiry: Option<Expiry>,
+    /// `None`: with memory where the level can. `Some(true)`: no forks without.
+    pub memory: Option<bool>,
+}
+
+/// What came of a wish for forks.
+#[derive(Debug)]
+pub struct Forked {
+    /// One for each that was asked for: one that fails does not take the others along.
+    pub made: Vec<Result<Sandbox>>,
+    /// Whether they went on with processes and memory, or began anew from the files.
+    pub memory: bool,
+    /// Why memory that was wished for is not there.
+    pub why: Option<String>,
 }
 
 /// What a box was, and where it and others are in that.
@@ -114,7 +127,7 @@ impl Keeper {
     }
 
     /// Boxes that begin as copies, with ids, names and tokens of their own.
-    pub async fn fork(&self, id: &SandboxId, wish: ForkWish) -> Result<Vec<Result<Sandbox>>> {
+    pub async fn fork(&self, id: &SandboxId, wish: ForkWish) -> Result<Forked> {
         let core = Arc::clone(&self.core);
         let entry = core.registry.owned(id)?;
         entry.auto.settled().await;

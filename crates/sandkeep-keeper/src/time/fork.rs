@@ -3,23 +3,18 @@
 use std::sync::Arc;
 
 use sandkeep_model::{
-    CreateSandbox, Error, EventKind, Expiry, Identity, IsolationWish, LimitsWish, Point, PointKind,
-    Result, Sandbox, TimeWish,
+    Code, CreateSandbox, Error, EventKind, Expiry, Identity, IsolationWish, LimitsWish, Point,
+    PointKind, Result, Sandbox, TimeWish,
 };
 
-use super::{ForkWish, snapshot::PointOrder};
+use super::{ForkWish, Forked, snapshot::PointOrder};
 use crate::{core::Core, create::Plan, registry::Entry};
 
 /// More than this at once is a mistake.
 pub const MOST_FORKS: u32 = 20;
 
 impl Core {
-    /// One result per fork: one that fails does not take the others along.
-    pub async fn fork(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        wish: ForkWish,
-    ) -> Result<Vec<Result<Sandbox>>> {
+    pub async fn fork(self: &Arc<Self>, entry: &Arc<Entry>, wish: ForkWish) -> Result<Forked> {
         if !(1..=MOST_FORKS).contains(&wish.count) {
             return Err(Error::invalid(
                 "count",
@@ -30,7 +25,7 @@ impl Core {
             Some(at) => self.point(at).await?,
             None => {
                 let _turn = entry.turn.lock().await;
-                self.point_now(entry, None, PointOrder::of(PointKind::Fork))
+                self.point_now(entry, wish.memory, PointOrder::of(PointKind::Fork))
                     .await?
             }
         };
@@ -38,7 +33,12 @@ impl Core {
         if wish.at.is_none() {
             self.drop_point(&point).await;
         }
-        made
+        let memory = point.has_memory();
+        Ok(Forked {
+            made: made?,
+            memory,
+            why: why_without(&point).filter(|_| wish.memory.is_none()),
+        })
     }
 
     async fn fork_from(
@@ -47,6 +47,16 @@ impl Core {
         point: &Point,
         wish: &ForkWish,
     ) -> Result<Vec<Result<Sandbox>>> {
+        if wish.memory == Some(true)
+            && let Some(why) = why_without(point)
+        {
+            return Err(Error::new(
+                Code::NotEnforceable,
+                format!("forks with memory can not be made: {why}"),
+            )
+            .field("memory")
+            .hint("leave `memory` out to have them begin from the files"));
+        }
         let source = entry.sandbox();
         let ward = self.ward_for(point)?;
         self.levels.allow(point.isolation, [])?;
@@ -114,4 +124,10 @@ impl Core {
         made.sort_by_key(|(place, _)| *place);
         Ok(made.into_iter().map(|(_, made)| made).collect())
     }
+}
+
+/// Why what is made from a point does not go on with its memory.
+fn why_without(point: &Point) -> Option<String> {
+    let unknown = || format!("there is no memory in point \"{}\"", point.id);
+    (!point.has_memory()).then(|| point.why_disk_only.clone().unwrap_or_else(unknown))
 }

@@ -22,7 +22,7 @@ mod snapshot;
 
 pub use activity::{Activity, Counts, Hold};
 pub use adopt::Rest;
-pub use api::{ForkWish, PauseWish, Place, PointWish, Timeline};
+pub use api::{ForkWish, Forked, PauseWish, Place, PointWish, Timeline};
 pub use auto::{Auto, Command, check as check_point_policy};
 pub use carry::{Export, Imported};
 pub use failed::FailedWakes;

@@ -71,8 +71,8 @@ impl Core {
         self.check_storage()?;
         let engine = match memory {
             Some(false) => None,
-            Some(true) => Some(entry.ward.engine().await?),
-            None => entry.ward.engine().await.ok(),
+            Some(true) => Some(entry.ward.engine_of(&entry.id).await?),
+            None => entry.ward.engine_of(&entry.id).await.ok(),
         };
         if engine.is_none() {
             return self.point_of_disk(entry, order).await;
@@ -99,6 +99,7 @@ impl Core {
         };
         match made {
             Err(refused) if memory.is_none() => {
+                tracing::warn!(id = %entry.id, why = refused.message, "memory is not kept");
                 order.why_disk_only = Some(refused.message);
                 self.point_of_disk(entry, order).await
             }
@@ -144,7 +145,7 @@ impl Core {
 
     /// What must be taken while the box stands still. It is whole, but not on the disk.
     async fn take(&self, entry: &Entry) -> Result<(PointDraft, EngineBuild)> {
-        let engine = entry.ward.engine().await?;
+        let engine = entry.ward.engine_of(&entry.id).await?;
         let engine = EngineBuild {
             name: engine.name,
             build: engine.build,

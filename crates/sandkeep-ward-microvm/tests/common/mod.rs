@@ -3,7 +3,7 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
-use sandkeep_model::{SandboxId, random_token};
+use sandkeep_model::{Limits, SandboxId, random_token};
 use sandkeep_ward::{
     LiveBox, Ward,
     conformance::{
@@ -11,9 +11,7 @@ use sandkeep_ward::{
         lab::{self, Lab},
     },
 };
-use sandkeep_ward_microvm::{
-    Accel, MicrovmWard, MicrovmWardConfig, Record, find_qemu, host_memory_mib, host_pids,
-};
+use sandkeep_ward_microvm::{MicrovmWard, MicrovmWardConfig, Record, host_pids, is_installed};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -32,7 +30,7 @@ pub struct MicrovmBench {
 /// directory of the kernel.
 pub fn bench() -> Option<MicrovmBench> {
     let wanted = std::env::var_os("SANDKEEP_TEST_MICROVM").is_some();
-    if !wanted && find_qemu(None, Accel::offered()).is_none() {
+    if !wanted && !is_installed() {
         return None;
     }
     Some(MicrovmBench {
@@ -168,7 +166,15 @@ impl Bench for MicrovmBench {
     fn host_limits(&self, live: &LiveBox) -> HostLimits {
         let held = lab::cgroup_limits(live);
         let pids = (1..1000).find(|pids| host_pids(*pids) == held.pids);
-        let memory = (1..2048).find(|mib| host_memory_mib(*mib) << 20 == held.memory_bytes);
+        let noted = record(live).more;
+        let host_bytes = |memory_mib| {
+            let limits = Limits {
+                memory_mib,
+                ..Limits::default()
+            };
+            noted.host_limits(&limits).memory_bytes()
+        };
+        let memory = (1..2048).find(|mib| host_bytes(*mib) == held.memory_bytes);
         HostLimits {
             pids: pids.expect("a limit of ours"),
             memory_bytes: memory.expect("a limit of ours") << 20,
@@ -220,12 +226,12 @@ pub fn spec(root: PathBuf) -> sandkeep_ward::BoxSpec {
         introduction: None,
         id,
         root,
-        limits: sandkeep_model::Limits {
+        limits: Limits {
             cpu_millis: 1000,
             memory_mib: 256,
             pids: 100,
             disk_mib: 512,
-            ..sandkeep_model::Limits::default()
+            ..Limits::default()
         },
     }
 }

@@ -41,6 +41,11 @@ impl Output {
         writeln!(io::stdout().lock(), "{text}")
     }
 
+    /// Beside the results: for people, whatever is done with those.
+    pub fn warn(&self, text: &str) -> io::Result<()> {
+        writeln!(io::stderr().lock(), "warning: {}", clean(text))
+    }
+
     /// A value, indented for reading.
     pub fn json(&self, value: &impl Serialize) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(value)?;

@@ -32,6 +32,7 @@ impl Runner {
 pub async fn race(client: &Client, output: Output, args: RaceArgs) -> anyhow::Result<u8> {
     let source = client.find(&args.sandbox).await?;
     let made = post(client, &source, "fork", &json!({ "count": args.count })).await?;
+    super::time::warn_of_cold_forks(output, &made)?;
     let forks = made["forks"].as_array().cloned().unwrap_or_default();
     let ids: Vec<String> = forks
         .iter()

@@ -45,17 +45,30 @@ pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyh
             name,
             tag,
             files_only,
+            memory,
         } => {
             let mut body = json!({ "name": name, "tags": tag });
-            if files_only {
-                body["memory"] = false.into();
+            if files_only || memory {
+                body["memory"] = memory.into();
             }
             let view = post(client, &sandbox, "points", &body).await?;
+            if let Some(why) = view["why_disk_only"].as_str() {
+                output.warn(&format!("the memory is not in the point: {why}"))?;
+            }
             show(output, &view, text(&view, "id"))
         }
-        TimeCommand::Fork { sandbox, count, at } => {
-            let body = json!({ "count": count, "at": at });
+        TimeCommand::Fork {
+            sandbox,
+            count,
+            at,
+            memory,
+        } => {
+            let mut body = json!({ "count": count, "at": at });
+            if memory {
+                body["memory"] = true.into();
+            }
             let view = post(client, &sandbox, "fork", &body).await?;
+            warn_of_cold_forks(output, &view)?;
             forks(output, &view)
         }
         TimeCommand::Rollback { sandbox, to } => {
@@ -160,6 +173,21 @@ fn paused(view: &Value) -> String {
     match view["pause"]["why"].as_str() {
         Some(why) => format!("{id} {words}: {why}"),
         None => format!("{id} {words}"),
+    }
+}
+
+/// Said once: all of them come from one point.
+pub fn warn_of_cold_forks(output: Output, view: &Value) -> std::io::Result<()> {
+    let forks = view["forks"].as_array();
+    match forks
+        .into_iter()
+        .flatten()
+        .find_map(|fork| fork["why"].as_str())
+    {
+        Some(why) => output.warn(&format!(
+            "the forks begin from the files, without memory: {why}"
+        )),
+        None => Ok(()),
     }
 }
 
