@@ -136,6 +136,25 @@ def test_a_network_policy_demands_a_level(server):
     server.json("DELETE", f"/v1/profiles/{profile}")
 
 
+def test_a_point_of_another_sandbox_leads_below_no_minimum(server, name):
+    assert build(server, name, steps=[{"run": "true"}], isolation_minimum="gvisor")["status"] == "ready"
+    wish = {"allow": [], "isolation_minimum": "gvisor"}
+    with Box(server, network=wish) as walled, Box(server, template=name) as strict, Box(server, isolation="container") as weak:
+        assert walled.made["isolation"] == strict.made["isolation"] == "gvisor"
+        of_weak = server.json("POST", weak.path + "/points", {})["id"]
+        of_strict = server.json("POST", strict.path + "/points", {"memory": False})["id"]
+        refused(
+            lambda: server.json("POST", walled.path + "/fork", {"count": 1, "at": of_weak}),
+            "isolation_minimum of the network policy",
+        )
+        word = f'isolation_minimum of template "{name}"'
+        refused(lambda: server.json("POST", weak.path + "/rollback", {"to": of_strict}), word)
+        refused(lambda: Box(server, from_point=of_strict, isolation="container"), word)
+        assert weak.root("echo on").out == "on\n"
+        for point in (of_weak, of_strict):
+            server.json("DELETE", f"/v1/points/{point}")
+
+
 @pytest.mark.parametrize("flags", [("--isolation-default", "container"), ("--pool-isolation", "container")])
 def test_settings_that_contradict_each_other_are_refused_at_the_start(flags):
     ran = subprocess.run(

@@ -30,6 +30,8 @@ pub struct Core {
     pub flights: Flights,
     pub builds: Builds,
     pub starts: Semaphore,
+    /// Beside them: what is in a sandbox decides how long it takes to wake it, and no create waits for that.
+    pub wakes: Semaphore,
     pub storage: Storage,
     /// Held by whoever makes another form of a template.
     pub forms: Mutex<()>,
@@ -59,6 +61,7 @@ impl Core {
             flights: Flights::default(),
             builds: Builds::default(),
             starts: Semaphore::new(STARTS_AT_ONCE),
+            wakes: Semaphore::new(STARTS_AT_ONCE),
             storage: Storage::default(),
             forms: Mutex::default(),
             closing: CancellationToken::new(),

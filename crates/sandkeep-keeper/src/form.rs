@@ -116,7 +116,10 @@ impl Core {
                 None => entry.ward.start(spec).await,
             }
         };
-        let patience = entry.ward.patience();
+        let patience = match image {
+            Some(_) => entry.ward.patience_with_memory(),
+            None => entry.ward.patience(),
+        };
         let begun = tokio::time::timeout(patience, begin).await;
         if raised.is_some() {
             self.vault.set_disk_limit(&entry.id, limit).await?;

@@ -123,8 +123,11 @@ pub fn set_limit(vault: &Inner, id: &SandboxId, limit: u64) -> Result<()> {
     if vault.quota.kind == QuotaKind::None {
         return Ok(());
     }
-    let dir = btrfs::open_dir(&path).doing_to("opening", &path)?;
-    let volume = btrfs::subvolume_id(dir.as_fd()).doing("asking for the id of the disk")?;
+    let volume = volume_of(&path)?;
+    // Not by way of the disk itself: the kernel charges the change to the subvolume that is named,
+    // and refuses it for one that is over its limit.
+    let root = &vault.pool.root;
+    let dir = btrfs::open_dir(root).doing_to("opening", root)?;
     vault
         .quota
         .limit(dir.as_fd(), volume, limit)

@@ -8,7 +8,10 @@
 use sandkeep_model::{Code, Error, Result, SandboxId, Timestamp, human_bytes};
 use std::{
     fs,
-    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    os::{
+        fd::AsFd as _,
+        unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    },
     path::Path,
 };
 
@@ -21,8 +24,12 @@ use crate::{
 
 /// A write is refused as a whole: so near to its bound an image has reached it.
 const NEARLY: u64 = 16 << 20;
-/// Beside the contents of files that are brought back: their names, the rest of their last blocks.
-const BESIDE: u64 = 64 << 20;
+/// The names of deleted files in an image begin so.
+const DELETED_FILE: &[u8] = b"ghost-file-";
+/// What else is written where files come back: names, directories, tables of the file system.
+const BESIDE: u64 = 4 << 20;
+/// The same for each of them.
+const FOR_A_NAME: u64 = 8 << 10;
 
 /// The directory of a memory, which takes `most` bytes. Zero means no bound of its own.
 pub fn make(vault: &Inner, path: &Path, most: u64) -> Result<()> {
@@ -72,14 +79,18 @@ fn no_room(vault: &Inner, path: &Path, most: u64) -> Result<Option<Error>> {
     Ok(None)
 }
 
-/// What the files of an image take on the disk, and what it may take to bring back the deleted files
-/// among them.
+/// What it may take to bring back the deleted files in an image, and no more: programs run for a
+/// moment before the limit is what it was, and write what it leaves.
 fn to_bring_back(image: &Path) -> Result<u64> {
     let mut bytes = BESIDE;
     for entry in fs::read_dir(image).doing("looking at the image")? {
-        let about = entry.and_then(|entry| entry.metadata());
-        let blocks = about.doing("looking at the image")?.blocks();
-        bytes = bytes.saturating_add(blocks.saturating_mul(512));
+        let entry = entry.doing("looking at the image")?;
+        if entry.file_name().as_bytes().starts_with(DELETED_FILE) {
+            let blocks = entry.metadata().doing("looking at the image")?.blocks();
+            bytes = bytes
+                .saturating_add(blocks.saturating_mul(512))
+                .saturating_add(FOR_A_NAME);
+        }
     }
     Ok(bytes)
 }

@@ -1,7 +1,7 @@
 //! The files of a memory: written out, summed up and compared.
 
 use rustix::fs::{IFlags, Mode, OFlags};
-use sandkeep_model::{Error, Result};
+use sandkeep_model::{Code, Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
@@ -17,8 +17,8 @@ use crate::{
     verified::{Stamp, Stamps},
 };
 
-/// An image is a handful of files; whatever has more was not written by an engine of ours.
-pub const MOST_FILES: usize = 4096;
+/// An image has some seven files for each process.
+pub const MOST_FILES: usize = 1 << 15;
 const CHUNK: usize = 1 << 20;
 
 /// A file of the memory, and what must be in it.
@@ -51,11 +51,18 @@ fn list(dir: &Path) -> Result<Vec<String>> {
         })?;
         let path = entry.path();
         let meta = entry.metadata().doing_to("looking at", &path)?;
-        if !meta.is_file() || names.len() == MOST_FILES {
+        if !meta.is_file() {
             return Err(Error::internal(format!(
-                "{} does not belong into an image",
-                path.display()
+                "\"{}\" does not belong into an image",
+                name.escape_debug()
             )));
+        }
+        if names.len() == MOST_FILES {
+            return Err(Error::new(
+                Code::TooLarge,
+                format!("an image has at most {MOST_FILES} files, about seven for each process"),
+            )
+            .hint("end processes that are not needed"));
         }
         names.push(name);
     }

@@ -131,6 +131,12 @@ pub trait Ward: Send + Sync + 'static {
         Duration::from_secs(30)
     }
 
+    /// The same for one that comes back with its memory: how long that takes is up to what is in the
+    /// image, and to how much processor the sandbox may use. As much as it had for writing it.
+    fn patience_with_memory(&self) -> Duration {
+        Duration::from_secs(330).max(self.patience())
+    }
+
     /// Whether a box that comes up has been told who it is (`introduction` of its specification)
     /// by the ward: where a conversation with the agent is expensive, one is enough.
     fn introduces(&self) -> bool {

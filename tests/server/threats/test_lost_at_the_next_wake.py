@@ -55,3 +55,25 @@ def test_a_paused_sandbox_was_lost(server, name):
             assert why is None and again is None
     finally:
         box.kill()
+
+
+MANY = """
+import os, time
+for _ in range(620):
+    if os.fork() == 0:
+        time.sleep(9999)
+open("/run/many", "w").close()
+time.sleep(9999)
+"""
+
+
+def test_a_sandbox_that_takes_long_to_wake_was_lost(server):
+    """CRIU works within the processor of the sandbox."""
+    with Box(server, isolation="container", timeout_seconds=1800, limits={"cpu_millis": 100}) as box:
+        box.write("/root/many.py", MANY.encode(), user="root")
+        begun = "setsid python3 /root/many.py >/dev/null 2>&1 </dev/null & until [ -e /run/many ]; do sleep 0.2; done"
+        assert box.root(begun).ok
+        paused = server.json("POST", box.path + "/pause", {}, timeout=400)["pause"]
+        assert paused["mode"] == "disk", paused
+        server.json("POST", box.path + "/resume", {}, timeout=400)
+        assert box.root("pgrep -fc many.py").out.split()[0] >= "620"

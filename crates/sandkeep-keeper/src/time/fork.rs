@@ -59,7 +59,8 @@ impl Core {
         }
         let source = entry.sandbox();
         let ward = self.ward_for(point)?;
-        self.levels.allow(point.isolation, [])?;
+        self.levels
+            .allow(point.isolation, self.minima(entry, Some(point)).await?)?;
         self.usable(point, ward.as_ref()).await?;
         let expiry = match wish.expiry {
             Some(expiry) => expiry,

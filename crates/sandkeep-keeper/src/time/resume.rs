@@ -4,13 +4,15 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use sandkeep_model::{
     Code, Error, EventKind, Expiry, Pause, PauseMode, Point, PointKind, Result, Sandbox, State,
-    Timestamp,
+    TemplateName, Timestamp,
 };
 use sandkeep_store::{TimeStep, WardNote};
 use sandkeep_ward::LiveBox;
 
 use super::failed::Came;
-use crate::{after_restore, agent, core::Core, form, registry::Entry, sync::lock};
+use crate::{
+    after_restore, agent, core::Core, form, isolation::Minimum, registry::Entry, sync::lock,
+};
 
 /// How a wake-up ends in the ledger.
 pub(super) struct Awake {
@@ -89,6 +91,27 @@ impl Core {
         Ok(entry.sandbox())
     }
 
+    /// The levels that a sandbox, and what it becomes from this point, must have at least.
+    pub(super) async fn minima(
+        &self,
+        entry: &Entry,
+        point: Option<&Point>,
+    ) -> Result<[Option<Minimum>; 3]> {
+        let own = entry.with(|sandbox| sandbox.template.clone());
+        let of_template = async |name: &TemplateName| -> Result<Option<Minimum>> {
+            let template = self.vault.template(name).await?;
+            Ok(template.as_ref().and_then(Minimum::of_template))
+        };
+        Ok([
+            of_template(&own).await?,
+            match point {
+                Some(point) if point.template != own => of_template(&point.template).await?,
+                _ => None,
+            },
+            Minimum::of_policy(&entry.reach.egress().policy),
+        ])
+    }
+
     /// `from -> resuming -> running`, or `paused` when it does not work. What the pause names
     /// is looked at before anything is touched. The caller has the turn.
     pub(super) async fn wake_from(
@@ -98,12 +121,15 @@ impl Core {
         pause: Pause,
         awake: Awake,
     ) -> Result<()> {
-        // The operator may have raised the minimum since it was made.
-        self.levels.allow(entry.ward.level(), [])?;
         let point = match &pause.point {
             Some(id) => Some(self.point(id).await?),
             None => None,
         };
+        // They may have been raised since it was made, and the point may be of another sandbox.
+        self.levels.allow(
+            entry.ward.level(),
+            self.minima(entry, point.as_ref()).await?,
+        )?;
         // Compared with its hashes once: it never changes.
         let memory = match &point {
             Some(point) if pause.mode == PauseMode::Disk => {
@@ -203,7 +229,7 @@ impl Core {
             }
             _ => self.vault.disk(&entry.id).await?,
         };
-        let Ok(_slot) = self.starts.acquire().await else {
+        let Ok(_slot) = self.wakes.acquire().await else {
             return Err(Error::internal("the keeper is closed"));
         };
         let image = memory.filter(|_| pause.mode == PauseMode::Disk);
