@@ -9,6 +9,7 @@
 use crate::failure::{Doing, Failure};
 use rustix::{
     fs::{CWD, Gid, Mode, OFlags, Uid, fchmod, fchown, fstat, major, minor, open},
+    io::Errno,
     mount::{
         MountFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags, mount, mount_change,
         mount_remount, open_tree, unmount,
@@ -23,6 +24,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::Path,
     thread,
+    time::{Duration, Instant},
 };
 
 /// The file's name in its file system.
@@ -30,6 +32,8 @@ pub const NAME: &str = "agent";
 /// A directory on every system, to hold the file system until it becomes the root.
 const STEP: &str = "/proc";
 const BLOCK: u64 = 4096;
+/// Starting a program takes a moment, on a busy host a longer one.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A file system in memory with one file.
 #[derive(Debug)]
@@ -161,7 +165,20 @@ fn fill(source: &File, mode: u32, owner: Option<u32>) -> io::Result<File> {
     fchmod(&target, Mode::from_raw_mode(mode))?;
     // A program that is open for writing can not be run.
     drop(target);
-    // All mounts taken of it are as this one.
-    mount_remount("/", flags | MountFlags::BIND | MountFlags::RDONLY, c"")?;
+    make_read_only(flags)?;
     Ok(namespace)
+}
+
+/// All mounts taken of the root are as it is then.
+///
+/// A program that another thread starts has what was just written open until it runs: the kernel
+/// refuses while anybody can write, and afterwards nobody can.
+fn make_read_only(flags: MountFlags) -> io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match mount_remount("/", flags | MountFlags::BIND | MountFlags::RDONLY, c"") {
+            Err(Errno::BUSY) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+            made => return made.map_err(io::Error::from),
+        }
+    }
 }

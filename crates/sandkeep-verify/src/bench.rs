@@ -1,7 +1,8 @@
 //! Where checks are run: a private server, an outside, bait on the host.
 
-use std::{cell::RefCell, collections::BTreeMap, path::PathBuf, rc::Rc, sync::Arc};
+use std::{cell::RefCell, collections::BTreeMap, fs, path::PathBuf, rc::Rc, sync::Arc};
 
+use rustix::mount::{MountFlags, mount};
 use serde_json::{Value, json};
 
 use crate::{
@@ -9,8 +10,8 @@ use crate::{
     bait::Bait,
     check::Level,
     enter::{Anchor, mount_into},
-    fault::Result,
-    sandbox::{Probe, Report, Sandbox, Wish},
+    fault::{Doing as _, Fault, Result},
+    sandbox::{Probe, Ran, Report, Sandbox, Wish},
     server::{Place, Server},
     stop::Stop,
     tables::Tables,
@@ -86,20 +87,34 @@ impl Bench {
         }
         let sandbox = Sandbox::create(self.api(), level, &wish)?;
         let weakness = *self.weakness.borrow();
-        let mount = |from: &str, to| {
+        let mount_in = |from: &str, to| {
             let anchor = Anchor::find(&sandbox, &self.stop)?;
             mount_into(&anchor, from.as_ref(), to, false)
         };
         match weakness {
             Some(Weakness::HostMount) => {
                 let from = self.bait.dir.to_string_lossy().into_owned();
-                mount(&from, c"/mnt")?;
+                mount_in(&from, c"/mnt")?;
             }
-            Some(Weakness::HostProc) => mount("/proc", c"/proc")?,
-            Some(Weakness::SharedNode) => mount("/dev/zero", c"/dev/zero")?,
+            Some(Weakness::HostProc) => mount_in("/proc", c"/proc")?,
+            Some(Weakness::SharedNode) => mount_in("/dev/zero", c"/dev/zero")?,
+            Some(Weakness::FreeTerminals) => {
+                let from = self.free_terminals()?;
+                mount_in(&from.to_string_lossy(), c"/dev/pts")?;
+            }
             _ => {}
         }
         Ok(sandbox)
+    }
+
+    /// A terminal file system as sandboxes have it, but for its limit; it ends with the room.
+    fn free_terminals(&self) -> Result<PathBuf> {
+        let at = self.dir.join("terminals");
+        fs::create_dir_all(&at).doing("making a directory for terminals")?;
+        let options = Some(c"gid=5,mode=620,ptmxmode=666");
+        mount("devpts", &at, "devpts", MountFlags::NOSUID, options)
+            .doing("mounting terminals without a limit")?;
+        Ok(at)
     }
 
     /// The one for probes that change nothing.
@@ -144,13 +159,28 @@ impl Bench {
         user: &str,
     ) -> Result<Report> {
         let probe = Probe::new(script, arguments)?;
-        let weakness = *self.weakness.borrow();
-        if let Some(weakness) = weakness.filter(|weakness| weakness.enters()) {
-            let anchor = Anchor::find(sandbox, &self.stop)?;
-            let ran = anchor.run(weakness, &probe.words, user)?;
-            return probe.read(ran.code, &ran.out, &ran.err);
+        let ran = self.ran(sandbox, &probe.words, user)?;
+        probe.read(ran.code, &ran.out, &ran.err)
+    }
+
+    /// Starts a probe that goes on in the background, surrounded by as much as any other.
+    pub fn start(&self, sandbox: &Sandbox, probe: &Probe, user: &str, out: &str) -> Result<()> {
+        let ran = self.ran(sandbox, &probe.behind(out), user)?;
+        if ran.code == Some(0) {
+            return Ok(());
         }
-        sandbox.probe(&probe, user)
+        Err(Fault::Cannot(format!(
+            "a program could not be started in the sandbox: {}",
+            ran.err.trim()
+        )))
+    }
+
+    fn ran(&self, sandbox: &Sandbox, words: &[String], user: &str) -> Result<Ran> {
+        let weakness = *self.weakness.borrow();
+        match weakness.filter(|weakness| weakness.enters()) {
+            Some(weakness) => Anchor::find(sandbox, &self.stop)?.run(weakness, words, user),
+            None => sandbox.exec_with(words, user),
+        }
     }
 }
 

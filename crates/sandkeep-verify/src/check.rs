@@ -39,6 +39,7 @@ impl fmt::Display for Level {
 
 pub const EVERYWHERE: &[Level] = &Level::ALL;
 pub const CONTAINER: &[Level] = &[Level::Container];
+pub const GVISOR: &[Level] = &[Level::Gvisor];
 pub const MICROVM: &[Level] = &[Level::Microvm];
 pub const OWN_KERNEL: &[Level] = &[Level::Gvisor, Level::Microvm];
 pub const SAVED: &[Level] = &[Level::Container, Level::Microvm];

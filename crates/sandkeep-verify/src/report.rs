@@ -85,11 +85,27 @@ pub enum Noticed {
     Untested,
 }
 
-/// A check at a level where nothing can make it say "broken".
+/// A check at levels where nothing can make it say "broken".
 #[derive(Debug, Clone, Serialize)]
 pub struct Uncovered {
     pub id: &'static str,
     pub levels: Vec<Level>,
+    pub why: &'static str,
+}
+
+impl Uncovered {
+    pub fn new(check: &Check, levels: Vec<Level>) -> Self {
+        let why = if check.weakened_by.is_empty() {
+            "It never says broken, only held or no test"
+        } else {
+            "Nothing can be taken away from outside from a kernel of its own"
+        };
+        Self {
+            id: check.id,
+            levels,
+            why,
+        }
+    }
 }
 
 /// Text that comes from a sandbox drives no terminal.

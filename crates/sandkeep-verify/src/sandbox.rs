@@ -101,6 +101,21 @@ impl Probe {
         Ok(Self { words, nonce })
     }
 
+    /// The words that start it in the background, where it goes on by itself and writes to a file.
+    pub fn behind(&self, out: &str) -> Vec<String> {
+        let mut words: Vec<String> = [
+            "sh",
+            "-c",
+            "out=$1; shift; nohup \"$@\" >\"$out\" 2>&1 </dev/null &",
+            "sh",
+            out,
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        words.extend(self.words.iter().cloned());
+        words
+    }
+
     /// Reads what it printed. A probe that crashed, was killed, or said nothing shows nothing.
     pub fn read(&self, code: Option<i64>, out: &str, err: &str) -> Result<Report> {
         let told = out
@@ -186,7 +201,7 @@ impl Sandbox {
         self.exec_with(&words, user)
     }
 
-    fn exec_with(&self, words: &[String], user: &str) -> Result<Ran> {
+    pub fn exec_with(&self, words: &[String], user: &str) -> Result<Ran> {
         let limit = u64::try_from(PROBE_PATIENCE.as_millis()).unwrap_or(u64::MAX) - 10_000;
         let body = json!({"cmd": words, "user": user, "timeout_ms": limit});
         let ran = self.api.json(
@@ -201,32 +216,6 @@ impl Sandbox {
             out: text("stdout"),
             err: text("stderr"),
         })
-    }
-
-    /// Runs a probe as the sandbox's agent starts programs.
-    pub fn probe(&self, probe: &Probe, user: &str) -> Result<Report> {
-        let ran = self.exec_with(&probe.words, user)?;
-        probe.read(ran.code, &ran.out, &ran.err)
-    }
-
-    /// Starts a probe that goes on by itself, in the background of the sandbox.
-    pub fn start(&self, probe: &Probe, user: &str, out: &str) -> Result<()> {
-        let mut words = vec![
-            "sh".to_owned(),
-            "-c".to_owned(),
-            "out=$1; shift; nohup \"$@\" >\"$out\" 2>&1 </dev/null &".to_owned(),
-            "sh".to_owned(),
-            out.to_owned(),
-        ];
-        words.extend(probe.words.iter().cloned());
-        let ran = self.exec_with(&words, user)?;
-        if ran.code == Some(0) {
-            return Ok(());
-        }
-        Err(Fault::Cannot(format!(
-            "a program could not be started in the sandbox: {}",
-            ran.err.trim()
-        )))
     }
 }
 

@@ -31,6 +31,10 @@ pub enum Weakness {
     HostProc,
     /// A device node is the same inode in two sandboxes.
     SharedNode,
+    /// A terminal file system without a limit is mounted into the sandbox.
+    FreeTerminals,
+    /// The pool is mounted again, without `nosuid`.
+    SuidPool,
     /// The limits are far above what the check holds the sandbox to.
     LimitsLifted,
     /// The policy allows everything outside.
@@ -56,6 +60,8 @@ impl Weakness {
             Self::HostMount => "a directory of the host mounted in",
             Self::HostProc => "the host's /proc mounted in",
             Self::SharedNode => "a device node shared by two sandboxes",
+            Self::FreeTerminals => "terminals without a limit",
+            Self::SuidPool => "the pool mounted without nosuid",
             Self::LimitsLifted => "limits far above the attack",
             Self::OpenPolicy => "a policy that allows everything",
             Self::SecretInside => "the secret in its environment",
@@ -76,7 +82,8 @@ impl Weakness {
             | Self::NoCgroup
             | Self::HostMount
             | Self::HostProc
-            | Self::SharedNode => !level.own_kernel(),
+            | Self::SharedNode
+            | Self::FreeTerminals => !level.own_kernel(),
             _ => true,
         }
     }

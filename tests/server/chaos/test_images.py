@@ -203,8 +203,8 @@ def test_an_image_of_many_times_the_limits(small, attack):
         least = min(least, free(small))
         assert paused["mode"] == "ram", paused
         assert "larger than" in paused["why"] and "one by one" in paused["why"], paused
-        # The bound holds while it is written.
-        assert before - least < bound + 64 * MIB, (before - least) >> 20
+        # The bound holds while it is written. The file system sets some room aside for names by itself.
+        assert before - least < bound + 300 * MIB, (before - least) >> 20
         resume(box)
         assert box.root(ASK_HELD).out == held
         assert before - settled(small) < 32 * MIB
@@ -214,9 +214,10 @@ def test_an_image_of_many_times_the_limits(small, attack):
         with pytest.raises(Refused) as refused:
             small.json("POST", box.path + "/points", {"memory": True}, timeout=300)
         assert "larger than" in refused.value.error["message"], refused.value
-        # Forks begin with its files.
-        forks = small.json("POST", box.path + "/fork", {"count": 1}, timeout=300)
-        assert "larger than" not in str(forks), forks
+        # Forks begin with its files, and say why.
+        (fork,) = small.json("POST", box.path + "/fork", {"count": 1}, timeout=300)["forks"]
+        assert fork["memory"] is False and "larger than" in fork["why"], fork
+        small.json("DELETE", f"/v1/sandboxes/{fork['sandbox']['id']}")
         assert box.root(ASK_HELD).out == held
         small.json("DELETE", f"/v1/points/{point['id']}")
 
@@ -343,9 +344,40 @@ def test_images_filled_the_storage_and_a_neighbour_was_frozen_for_it(small):
         resume(last)
         with contextlib.suppress(Refused):
             # It may be held before it has answered.
-            last.root("nohup dd if=/dev/zero of=/root/on bs=1M count=150 > /dev/null 2>&1 &")
+            last.root("nohup sh -c 'while true; do dd if=/dev/zero bs=1M count=8 >> /root/on; done' > /dev/null 2>&1 &")
         wait_for(lambda: last.info().get("held"), "who took the room is held")
         events = small.json("GET", f"/v1/events?format=json&sandbox_id={last.id}")["events"]
         low = next(event for event in events if event["event"] == "storage_low")
         assert low["took_bytes"] >= 60 * MIB, low
         assert not neighbour.info().get("held")
+
+
+# Takes whatever the disk gives, at each moment, and holds memory that makes the image large.
+GRASPS = """
+my @held;
+open(my $random, "<", "/dev/urandom") or die $!;
+for (1 .. 300) { sysread($random, $held[$_ - 1], 1 << 20) == 1 << 20 or die $!; }
+my $block = "x" x (4 << 20);
+open(my $ready, ">", "/run/ready"); close($ready);
+for (my $n = 0; ; $n++) {
+    open(my $file, ">", "/root/grasped$n") or do { $n--; next };
+    syswrite($file, $block) or $n--;
+}
+"""
+
+
+def test_each_wake_gave_room_beyond_the_limit(small):
+    """The disk limit was raised for the wake, by the whole image, and programs ran before it was back. A disk over
+    its limit could not be limited again, the next wake failed, and the one after began to count from nothing."""
+    with holding(small, GRASPS, isolation="container", limits=limits(512, 100)) as box:
+
+        def taken() -> int:
+            return int(box.root("cat /root/grasped* | wc -c").out) // MIB
+
+        wait_for(lambda: taken() > 70, "it takes what it may", 60)
+        for _ in range(3):
+            paused = pause(box)
+            assert paused["mode"] == "disk", paused
+            resume(box)
+            time.sleep(1)
+        assert taken() <= 100 + 3 * 8, "what a wake leaves is a little each time"

@@ -110,7 +110,7 @@ pub const CHECKS: &[Check] = &[
         levels: EVERYWHERE,
         means: "A host that sends back what it is sent tells the secret in some hundred requests.",
         todo: ROTATE,
-        weakened_by: &[],
+        weakened_by: &[Weakness::Planted],
         run: oracle,
     },
     Check {
@@ -290,7 +290,8 @@ fn oracle(bench: &Bench, level: Level) -> Result<Verdict> {
     // answer, and a few of those suspend the secret: that is told on purpose, and bounded.
     let size = 3.min(bound.value.len());
     let right: String = bound.value.chars().take(size).collect();
-    let wrong = "q".repeat(size);
+    // Planted: one letter more, so that more is there to be sent.
+    let wrong = "q".repeat(size + usize::from(bench.weak(Weakness::Planted)));
     let script = include_str!("../probes/cred_oracle.py");
     let report = probe(
         bench,

@@ -5,11 +5,12 @@ use std::{fs, path::Path, process::Stdio};
 use reqwest::Method;
 use serde_json::json;
 
-use super::{by_what_was_felt, by_what_worked};
+use super::{by_what_was_felt, by_what_worked, server::processes_of_sandboxes};
 use crate::{
     bait::OWN_PUBLIC,
     bench::Bench,
     check::{CONTAINER, Check, Class, EVERYWHERE, Level, MICROVM, OWN_KERNEL, Verdict, judged},
+    enter::descriptors as descriptors_of,
     fault::{Doing as _, Fault, Result},
     sandbox::Wish,
     weakness::Weakness,
@@ -30,7 +31,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "Whoever may create sandboxes can have one with parts of the host in it.",
         todo: REPORT,
-        weakened_by: &[],
+        weakened_by: &[Weakness::Planted],
         run: api,
     },
     Check {
@@ -129,7 +130,7 @@ pub const CHECKS: &[Check] = &[
         levels: NOT_MICROVM,
         means: "The program that starts sandboxes can be replaced from inside.",
         todo: REPORT,
-        weakened_by: &[],
+        weakened_by: &[Weakness::Planted],
         run: runtime,
     },
     Check {
@@ -229,7 +230,7 @@ pub const CHECKS: &[Check] = &[
         levels: OWN_KERNEL,
         means: "What root of a sandbox changes in its kernel is felt on the host.",
         todo: REPORT,
-        weakened_by: &[],
+        weakened_by: &[Weakness::Planted],
         run: own_kernel,
     },
     Check {
@@ -268,7 +269,10 @@ fn api(bench: &Bench, level: Level) -> Result<Verdict> {
     // Creating works at all.
     drop(bench.sandbox(level, &Wish::default())?);
     let mut wrong = Vec::new();
-    for (field, value) in [
+    let taken = bench
+        .weak(Weakness::Planted)
+        .then(|| ("metadata", json!({"a-field": "that is taken"})));
+    let fields = [
         ("privileged", json!(true)),
         ("mounts", json!(["/etc:/host-etc"])),
         ("volumes", json!({"/etc": "/host-etc"})),
@@ -278,7 +282,8 @@ fn api(bench: &Bench, level: Level) -> Result<Verdict> {
         ("security_opt", json!(["seccomp=unconfined"])),
         ("pid_mode", json!("host")),
         ("network_mode", json!("host")),
-    ] {
+    ];
+    for (field, value) in fields.into_iter().chain(taken) {
         let mut body = json!({"isolation": level.name(), "timeout_seconds": 60});
         body[field] = value;
         let patience = std::time::Duration::from_secs(60);
@@ -362,8 +367,16 @@ fn runtime(bench: &Bench, level: Level) -> Result<Verdict> {
     let sandbox = bench.shared(level)?;
     let script = include_str!("../probes/runtime.py");
     let report = bench.probe(&sandbox, script, &json!({}), "root")?;
+    let planted = agents.join("verify-planted");
+    if bench.weak(Weakness::Planted) {
+        fs::write(&planted, "another agent").doing("planting an agent")?;
+    }
+    let after = contents(&agents);
+    if bench.weak(Weakness::Planted) {
+        fs::remove_file(&planted).doing("removing a planted agent")?;
+    }
     let mut felt = Vec::new();
-    if contents(&agents)? != before {
+    if after? != before {
         felt.push("the agent's file on the host was changed".to_owned());
     }
     Ok(by_what_was_felt(level, &report, &felt))
@@ -409,27 +422,38 @@ fn descriptors(bench: &Bench, level: Level) -> Result<Verdict> {
     let arguments = json!({"stray": bench.bait.stray, "state": bench.dir});
     let report = bench.probe(&sandbox, script, &arguments, "root")?;
     let mut wrong = report.worked.clone();
-    let own = sandbox.exec(&["cat", "/etc/hostname"], "root")?.out;
-    for number in 3..9 {
+    for number in 3..12 {
         let body = json!({
-            "cmd": ["cat", "../../../../../../etc/hostname"], "user": "root",
+            "cmd": ["sh", "-c", WHERE_IT_LEADS], "user": "root",
             "cwd": format!("/proc/self/fd/{number}"),
         });
         match sandbox.post("/exec", &body) {
             Err(Fault::Refused { .. }) => {}
-            // Directories of a kernel of its own are its own; what counts is where they lead.
-            Ok(ran) if level.own_kernel() => {
-                let read = ran["stdout"].as_str().unwrap_or_default();
-                if ran["exit_code"] == 0 && read != own {
-                    wrong.push(format!("/proc/self/fd/{number} leads to {}", read.trim()));
+            Ok(ran) => {
+                let told = ran["stdout"].as_str().unwrap_or_default().trim();
+                if !(level == Level::Microvm && told == OF_THE_MACHINE) {
+                    wrong.push(format!(
+                        "a program was started in /proc/self/fd/{number}: {told}"
+                    ));
                 }
             }
-            Ok(_) => wrong.push(format!("a program was started in /proc/self/fd/{number}")),
             Err(fault) => return Err(fault),
         }
     }
     Ok(judged(&wrong, report.refused.join(", ")))
 }
+
+/// Where a program is, whether that is what is there by this name, and whether the way up ends at
+/// its own root.
+const WHERE_IT_LEADS: &str = "at=$(readlink /proc/self/cwd); echo \"$at\"; \
+     [ \"$(stat -c %d:%i .)\" = \"$(stat -c %d:%i \"$at\")\" ] && echo by name; \
+     [ \"$(stat -c %d:%i ../../../../../../../..)\" = \"$(stat -c %d:%i /)\" ] && echo own root";
+
+/// The agent of a machine is its init and keeps the machine's cgroups open (its descriptor 4).
+/// They are of the machine's kernel, mounted by the agent, and root of the machine finds them by
+/// their name as well: this one leads nowhere. The other levels have no such directory, for there
+/// the agent is started by somebody outside.
+const OF_THE_MACHINE: &str = "/sys/fs/cgroup\nby name\nown root";
 
 fn archive(bench: &Bench, level: Level) -> Result<Verdict> {
     let sandbox = bench.sandbox(level, &Wish::default())?;
@@ -526,6 +550,9 @@ fn own_kernel(bench: &Bench, level: Level) -> Result<Verdict> {
     let sandbox = bench.sandbox(level, &Wish::default())?;
     let script = include_str!("../probes/own_kernel.py");
     let report = bench.probe(&sandbox, script, &json!({"device": "eth0"}), "root")?;
+    if bench.weak(Weakness::Planted) {
+        neighbour.exec(&["sh", "-c", "echo '# changed' >>/bin/true"], "root")?;
+    }
     let mut felt = Vec::new();
     for ((file, before), after) in SETTINGS.iter().zip(&before).zip(read()) {
         if *before != after {
@@ -549,13 +576,25 @@ fn own_kernel(bench: &Bench, level: Level) -> Result<Verdict> {
     ))
 }
 
+/// A host may have KVM without its working there; what counts is what the machine uses.
 fn emulated(bench: &Bench, level: Level) -> Result<Verdict> {
-    // That machines work here is the control.
-    drop(bench.shared(level)?);
-    if rustix::fs::access("/dev/kvm", rustix::fs::Access::READ_OK).is_ok() {
-        return Ok(Verdict::Held("the host has KVM".to_owned()));
+    let _machine = bench.shared(level)?;
+    let mut machines = processes_of_sandboxes(bench)?;
+    machines.retain(|(_, name)| name.starts_with("qemu"));
+    if machines.is_empty() {
+        return Err(Fault::cannot("no QEMU was found on the host"));
+    }
+    let virtual_ones = (machines.iter())
+        .filter(|(pid, _)| {
+            descriptors_of(*pid)
+                .iter()
+                .any(|link| link.contains("kvm-vcpu"))
+        })
+        .count();
+    if virtual_ones == machines.len() {
+        return Ok(Verdict::Held(format!("{virtual_ones} machines run on KVM")));
     }
     Err(Fault::cannot(
-        "this host has no KVM: machines are emulated, and only the jail around QEMU is a wall",
+        "machines are emulated here, without KVM, and only the jail around QEMU is a wall",
     ))
 }

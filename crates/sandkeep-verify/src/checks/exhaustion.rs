@@ -1,31 +1,35 @@
 //! Using up what others need. Every attempt is bounded and gives back at once what it took, so that
 //! a host on which it works does not suffer.
 
+mod pool;
+
 use std::{
     fs,
-    path::Path,
-    process::Command,
     time::{Duration, Instant},
 };
 
 use reqwest::Method;
+use rustix::fs::inotify;
 use serde_json::{Value, json};
 
-use super::neighbours::in_background;
+use super::{neighbours::in_background, server::processes_of_sandboxes};
 use crate::{
     bench::Bench,
-    check::{CONTAINER, Check, Class, EVERYWHERE, Level, Verdict, judged},
+    check::{CONTAINER, Check, Class, EVERYWHERE, GVISOR, Level, Verdict},
+    enter::descriptors,
     fault::{Doing as _, Fault, Result},
-    prepare::prepare,
     sandbox::{Report, Sandbox, Wish},
-    server::Place,
     weakness::Weakness,
+    world::ip,
 };
 
 const LIMITS: &str = "One sandbox takes what the others and the host need.";
 const ADVICE: &str = "Check `sandkeep doctor` for cgroup warnings; lower `max_boxes` and the largest \
                     limits until it is mended; report it.";
 const NOT_MICROVM: &[Level] = &[Level::Container, Level::Gvisor];
+/// Inotify instances of the host that no sandbox may take: so many leave room for those of other
+/// programs, and are far fewer than what the attack asks for.
+const FELT: usize = 16;
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -111,12 +115,24 @@ pub const CHECKS: &[Check] = &[
         class: Class::Exhaustion,
         attack: "inotify instances of all sandboxes",
         source: "finding 4",
-        levels: NOT_MICROVM,
+        levels: CONTAINER,
         means: "The kernel counts them for all sandboxes and the host's root together: one \
                 sandbox takes all.",
         todo: ADVICE,
         weakened_by: &[Weakness::SameSandbox],
         run: |bench, level| kernel_wide(bench, level, "inotify", "user"),
+    },
+    Check {
+        id: "exhaust-host-inotify",
+        class: Class::Exhaustion,
+        attack: "inotify instances of the host",
+        source: "finding 4",
+        levels: GVISOR,
+        means: "The sandbox's kernel takes one of the host for each of its own; the host's kernel \
+                counts them for each user.",
+        todo: ADVICE,
+        weakened_by: &[Weakness::Planted],
+        run: inotify_of_the_host,
     },
     Check {
         id: "exhaust-kernel-queues",
@@ -161,7 +177,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "A few sandboxes take all terminals; no one logs in any more.",
         todo: ADVICE,
-        weakened_by: &[],
+        weakened_by: &[Weakness::FreeTerminals],
         run: terminals,
     },
     Check {
@@ -173,7 +189,7 @@ pub const CHECKS: &[Check] = &[
         means: "A sandbox fills a table that all networks of the host share; then the host finds \
                 no new neighbour, nor its gateway.",
         todo: "Raise net.ipv6.neigh.default.gc_thresh3 and its IPv4 twin; update Sandkeep.",
-        weakened_by: &[],
+        weakened_by: &[Weakness::Planted],
         run: neighbour_table,
     },
     Check {
@@ -197,7 +213,7 @@ pub const CHECKS: &[Check] = &[
         todo: "Give the pool file all its space (`fallocate`), or keep the sum of disk limits \
                below what the disk has.",
         weakened_by: &[Weakness::Planted],
-        run: pool,
+        run: pool::pool,
     },
 ];
 
@@ -231,9 +247,13 @@ fn processes(bench: &Bench, level: Level) -> Result<Verdict> {
     let limits = json!({"pids": ALLOWED, "memory_mib": 1024});
     let sandbox = limited(bench, level, limits)?;
     let script = include_str!("../probes/exh_pids.py");
-    let arguments = json!({"most": 3 * ALLOWED});
-    let report = bench.probe(&sandbox, script, &arguments, "user")?;
-    Ok(bounded(report.number("got")?, ALLOWED.into(), "processes"))
+    let arguments = json!({"most": 2 * ALLOWED});
+    match to_the_end(bench, &sandbox, script, &arguments, "user")? {
+        Some(report) => Ok(bounded(report.number("got")?, ALLOWED.into(), "processes")),
+        None => Err(Fault::cannot(
+            "their memory was used up before there were too many",
+        )),
+    }
 }
 
 fn memory(bench: &Bench, level: Level, kind: &str) -> Result<Verdict> {
@@ -379,6 +399,56 @@ fn kernel_wide(bench: &Bench, level: Level, kind: &str, user: &str) -> Result<Ve
     })
 }
 
+/// A kernel of its own has no limit that could be shared, so there is none to be felt by another
+/// sandbox; what counts is whether what it gives is taken from the host.
+fn inotify_of_the_host(bench: &Bench, level: Level) -> Result<Verdict> {
+    let before = processes_of_sandboxes(bench)?;
+    let sandbox = limited(bench, level, json!({}))?;
+    let held_by = |pid: i32| {
+        let all = descriptors(pid);
+        let instances = all.iter().filter(|link| link.contains("inotify")).count();
+        (all.len(), instances)
+    };
+    let mut own = processes_of_sandboxes(bench)?;
+    own.retain(|one| !before.contains(one));
+    // This process leaves the trace, if any.
+    own.push((
+        rustix::process::getpid().as_raw_nonzero().get(),
+        "verify".to_owned(),
+    ));
+    let count = || -> Result<usize> {
+        let held: Vec<(usize, usize)> = own.iter().map(|(pid, _)| held_by(*pid)).collect();
+        // Of each something is open, and root may see it.
+        if held.len() < 2 || held.iter().any(|(all, _)| *all == 0) {
+            return Err(Fault::cannot(
+                "what the sandbox's processes have open on the host cannot be seen",
+            ));
+        }
+        Ok(held.iter().map(|(_, instances)| instances).sum())
+    };
+    let alone = count()?;
+    let script = include_str!("../probes/exh_kernel.py");
+    let arguments = json!({"kinds": ["inotify"], "share": 0.5, "hold": 60});
+    let holding = in_background(bench, &sandbox, script, &arguments, "user")?.number("inotify")?;
+    let mut planted = Vec::new();
+    while bench.weak(Weakness::Planted) && planted.len() < FELT {
+        let instance = inotify::init(inotify::CreateFlags::CLOEXEC);
+        planted.push(instance.doing("taking an inotify instance")?);
+    }
+    let more = count()?.saturating_sub(alone);
+    drop(planted);
+    sandbox.exec(&["touch", "/tmp/release"], "user")?;
+    if holding < 1.0 {
+        return Err(Fault::cannot("the sandbox has no inotify"));
+    }
+    let shown = format!("{holding} instances of the sandbox are {more} on the host");
+    Ok(if more >= FELT {
+        Verdict::Broken(shown)
+    } else {
+        Verdict::Held(shown)
+    })
+}
+
 fn terminals(bench: &Bench, level: Level) -> Result<Verdict> {
     let number = |file: &str| -> Result<f64> {
         fs::read_to_string(file)
@@ -412,7 +482,14 @@ fn neighbour_table(bench: &Bench, level: Level) -> Result<Verdict> {
     });
     let report = bench.probe(&sandbox, script, &arguments, "root")?;
     bench.stop.sleep(Duration::from_millis(300))?;
-    let after = bench.tables.entries()?;
+    if bench.weak(Weakness::Planted) {
+        false_neighbours(COUNT)?;
+    }
+    let after = bench.tables.entries();
+    if bench.weak(Weakness::Planted) {
+        ip(&["link", "del", PLANTED_CABLE])?;
+    }
+    let after = after?;
     let six = after.0.saturating_sub(before.0);
     let four = after.1.saturating_sub(before.1);
     let shown = format!(
@@ -425,6 +502,38 @@ fn neighbour_table(bench: &Bench, level: Level) -> Result<Verdict> {
     } else {
         Verdict::Held(shown)
     })
+}
+
+const PLANTED_CABLE: &str = "planted";
+
+/// As many entries as the attack would leave; they go with their cable.
+fn false_neighbours(count: u64) -> Result<()> {
+    ip(&[
+        "link",
+        "add",
+        PLANTED_CABLE,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "planted-end",
+    ])?;
+    ip(&["link", "set", PLANTED_CABLE, "up"])?;
+    for number in 1..=count {
+        ip(&[
+            "-6",
+            "neigh",
+            "add",
+            &format!("fd00:a::{number:x}"),
+            "lladdr",
+            "02:00:0a:00:00:02",
+            "nud",
+            "stale",
+            "dev",
+            PLANTED_CABLE,
+        ])?;
+    }
+    Ok(())
 }
 
 fn server_descriptors(bench: &Bench, level: Level) -> Result<Verdict> {
@@ -462,108 +571,4 @@ fn server_descriptors(bench: &Bench, level: Level) -> Result<Verdict> {
     } else {
         Verdict::Held(shown)
     })
-}
-
-/// A private server of its own, on a small file system of its own, whose disk is really full.
-fn pool(bench: &Bench, level: Level) -> Result<Verdict> {
-    let base = bench.dir.join("small");
-    let image = bench.dir.join("small.img");
-    fs::create_dir_all(&base).doing("making a directory")?;
-    let made = small_disk(bench, &image, &base).and_then(|place| filled(bench, level, &place));
-    let _unmounted = Command::new("umount").arg(base.join("state/pool")).output();
-    let _unmounted = Command::new("umount").arg("--lazy").arg(&base).output();
-    let _ = fs::remove_file(&image);
-    made
-}
-
-fn small_disk(bench: &Bench, image: &Path, base: &Path) -> Result<Place> {
-    let file = fs::File::create(image).doing("making a small disk")?;
-    file.set_len(2600 << 20).doing("making a small disk")?;
-    drop(file);
-    let run = |command: &mut Command| -> Result<()> {
-        let ran = command.output().doing("making a small disk")?;
-        if ran.status.success() {
-            return Ok(());
-        }
-        Err(Fault::Cannot(format!(
-            "making a small disk: {}",
-            String::from_utf8_lossy(&ran.stderr).trim()
-        )))
-    };
-    run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(image))?;
-    run(Command::new("mount")
-        .args(["-o", "loop"])
-        .arg(image)
-        .arg(base))?;
-    let place = Place {
-        state: base.join("state"),
-        // About what fits on that disk.
-        storage_bytes: 1200 << 20,
-        microvm_kernel: None,
-        ..bench.place.clone()
-    };
-    // The template is taken from the first private server.
-    prepare(&place, &bench.server.state, &bench.stop, &|_| {})?;
-    Ok(place)
-}
-
-fn filled(bench: &Bench, level: Level, place: &Place) -> Result<Verdict> {
-    let mut server = place.start(&bench.runtime, &bench.stop)?;
-    let wish = |disk: u32| Wish {
-        limits: Some(json!({"memory_mib": 256, "cpu_millis": 2000, "disk_mib": disk, "pids": 128})),
-        ..Wish::default()
-    };
-    let came = (|| {
-        let neighbour = Sandbox::create(&server.api, level, &wish(512))?;
-        let hog = Sandbox::create(&server.api, level, &wish(1100))?;
-        let write =
-            "dd if=/dev/urandom of=/tmp/kept bs=64k count=16 conv=fsync 2>&1 && ls / >/dev/null";
-        if neighbour.exec(&["sh", "-c", write], "user")?.code != Some(0) {
-            return Err(Fault::cannot("a sandbox on the small disk cannot write"));
-        }
-        let fill = "dd if=/dev/urandom of=/fill bs=1M count=4000 conv=fsync 2>&1; sync; sleep 2";
-        let ran = hog.exec(&["sh", "-c", fill], "root");
-        let mut wrong = Vec::new();
-        if let Err(Fault::Stopped) = ran {
-            return Err(Fault::Stopped);
-        }
-        let after = neighbour.exec(&["sh", "-c", write], "user");
-        let broken = !matches!(&after, Ok(ran) if ran.code == Some(0));
-        if broken || bench.weak(Weakness::Planted) {
-            let why = match after {
-                Ok(ran) => format!("{} {}", ran.out.trim(), ran.err.trim()),
-                Err(fault) => fault.to_string(),
-            };
-            let why: String = why.chars().take(120).collect();
-            wrong.push(format!("a neighbour cannot write: {why}"));
-        }
-        let path = hog.path("");
-        let killed = server
-            .api
-            .json(Method::DELETE, &path, None, Duration::from_secs(60));
-        if let Err(fault) = killed {
-            wrong.push(format!("the one that filled it cannot be ended: {fault}"));
-        } else {
-            let again = bench.stop.wait_for(
-                Duration::from_secs(30),
-                "a new sandbox after the full one was ended",
-                || match Sandbox::create(&server.api, level, &wish(512)) {
-                    Ok(made) => Ok(Some(made)),
-                    Err(Fault::Stopped) => Err(Fault::Stopped),
-                    Err(_) => Ok(None),
-                },
-            );
-            match again {
-                Err(Fault::Stopped) => return Err(Fault::Stopped),
-                Err(fault) => wrong.push(fault.to_string()),
-                Ok(_) => {}
-            }
-        }
-        Ok(judged(
-            &wrong,
-            "a neighbour went on writing, and ending the full one made room again",
-        ))
-    })();
-    server.end();
-    came
 }

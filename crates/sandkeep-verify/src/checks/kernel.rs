@@ -47,7 +47,7 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: SURFACE,
         todo: ADVICE,
-        weakened_by: &[Weakness::SeccompOff],
+        weakened_by: &[Weakness::SeccompOff, Weakness::AllCapabilities],
         run: |bench, level| simple(bench, level, include_str!("../probes/namespaces.py")),
     },
     Check {
@@ -80,7 +80,7 @@ pub const CHECKS: &[Check] = &[
         levels: NOT_MICROVM,
         means: "A user of the sandbox becomes its root.",
         todo: ADVICE,
-        weakened_by: &[],
+        weakened_by: &[Weakness::SameSandbox],
         run: agent,
     },
     Check {
@@ -91,7 +91,8 @@ pub const CHECKS: &[Check] = &[
         levels: CONTAINER,
         means: "A program types into the terminal of the operator who watches it.",
         todo: ADVICE,
-        weakened_by: &[],
+        // Newer kernels have a second wall, which falls only for root of the host.
+        weakened_by: &[Weakness::HostRoot],
         run: |bench, level| simple(bench, level, include_str!("../probes/tiocsti.py")),
     },
 ];
@@ -102,7 +103,7 @@ fn agent(bench: &Bench, level: Level) -> Result<Verdict> {
     let report = bench.probe(
         &sandbox,
         script,
-        &json!({"own_kernel": level.own_kernel()}),
+        &json!({"own_kernel": level.own_kernel(), "own": bench.weak(Weakness::SameSandbox)}),
         "user",
     )?;
     Ok(by_what_worked(&report))

@@ -75,7 +75,7 @@ pub fn in_background(
 ) -> Result<Report> {
     const OUT: &str = "/tmp/verify-background";
     let probe = Probe::new(script, arguments)?;
-    sandbox.start(&probe, user, OUT)?;
+    bench.start(sandbox, &probe, user, OUT)?;
     bench.stop.wait_for(
         // An emulated machine on a busy host takes its time.
         Duration::from_secs(150),

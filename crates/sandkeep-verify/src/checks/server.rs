@@ -1,8 +1,9 @@
 //! The server itself, and what it starts.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use reqwest::Method;
+use rustix::mount::{MountFlags, mount_remount};
 
 use crate::{
     bench::Bench,
@@ -46,7 +47,7 @@ pub const CHECKS: &[Check] = &[
         means: "Programs of sandboxes lie in the pool with the setuid bit of the host's root; \
                 only closed directories are before them.",
         todo: "Keep the state directory closed (0700); update Sandkeep.",
-        weakened_by: &[],
+        weakened_by: &[Weakness::SuidPool],
         run: pool_setuid,
     },
     Check {
@@ -106,7 +107,7 @@ fn key(bench: &Bench, _level: Level) -> Result<Verdict> {
 }
 
 /// Processes of the private server's sandboxes, on the host, but not the server.
-fn processes(bench: &Bench) -> Result<Vec<(i32, String)>> {
+pub fn processes_of_sandboxes(bench: &Bench) -> Result<Vec<(i32, String)>> {
     let trees = cgroup_trees(&bench.server.state);
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").doing("reading /proc")?.flatten() {
@@ -134,10 +135,10 @@ fn processes(bench: &Bench) -> Result<Vec<(i32, String)>> {
 }
 
 fn stray(bench: &Bench, level: Level) -> Result<Verdict> {
-    let before = processes(bench)?;
+    let before = processes_of_sandboxes(bench)?;
     let sandbox = bench.sandbox(level, &Wish::default())?;
     sandbox.exec(&["true"], "user")?;
-    let mut all = processes(bench)?;
+    let mut all = processes_of_sandboxes(bench)?;
     // A machine may have waited for its sandbox.
     let waited = |name: &str| level == Level::Microvm && name.starts_with("qemu");
     all.retain(|(pid, name)| waited(name) || !before.iter().any(|(known, _)| known == pid));
@@ -175,22 +176,48 @@ fn pool_setuid(bench: &Bench, level: Level) -> Result<Verdict> {
         return Err(Fault::cannot("the sandbox could not make such a program"));
     }
     let pool = bench.server.state.join("pool");
-    let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", bench.server.pid()))
-        .doing("reading the server's mounts")?;
-    let line = mounts
-        .lines()
-        .find(|line| {
-            line.split(' ')
-                .nth(4)
-                .is_some_and(|at| std::path::Path::new(at) == pool)
-        })
-        .ok_or_else(|| Fault::cannot("the pool's mount was not found"))?;
-    let options = line.split(' ').nth(5).unwrap_or_default();
+    let before = mount_options(bench, &pool)?;
+    if bench.weak(Weakness::SuidPool) {
+        remount(&pool, &before, MountFlags::empty())?;
+    }
+    let options = mount_options(bench, &pool);
+    if bench.weak(Weakness::SuidPool) {
+        remount(&pool, &before, MountFlags::NOSUID)?;
+    }
+    let options = options?;
     let wrong: Vec<String> = (!options.split(',').any(|word| word == "nosuid"))
         .then(|| format!("the pool is mounted {options}, without nosuid"))
         .into_iter()
         .collect();
     Ok(judged(&wrong, "the pool is mounted nosuid"))
+}
+
+/// How something is mounted for the private server.
+fn mount_options(bench: &Bench, at: &Path) -> Result<String> {
+    let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", bench.server.pid()))
+        .doing("reading the server's mounts")?;
+    mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>())
+        .find(|fields| fields.get(4).is_some_and(|point| Path::new(point) == at))
+        .and_then(|fields| fields.get(5).map(|&options| options.to_owned()))
+        .ok_or_else(|| Fault::cannot("the pool's mount was not found"))
+}
+
+/// As it was, with or without `nosuid`.
+fn remount(at: &Path, options: &str, nosuid: MountFlags) -> Result<()> {
+    let others = [
+        ("nodev", MountFlags::NODEV),
+        ("noexec", MountFlags::NOEXEC),
+        ("noatime", MountFlags::NOATIME),
+    ];
+    let mut flags = MountFlags::BIND | nosuid;
+    for (word, flag) in others {
+        if options.split(',').any(|option| option == word) {
+            flags |= flag;
+        }
+    }
+    mount_remount(at, flags, c"").doing("mounting the pool in another way")
 }
 
 fn greeting(bench: &Bench, _level: Level) -> Result<Verdict> {

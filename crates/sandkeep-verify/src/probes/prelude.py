@@ -43,10 +43,10 @@ def call(number, *arguments):
     return result
 
 
-def forbidden(name, number, *arguments):
-    """A call that must be refused before the kernel looks at what it asks for."""
+def forbidden(name, attack, *arguments):
+    """A call that must be refused before the kernel looks at what it asks for: its number, or what makes it."""
     try:
-        call(number, *arguments)
+        attack() if callable(attack) else call(attack, *arguments)
         worked(name)
     except OSError as error:
         why = errno.errorcode.get(error.errno, str(error.errno))

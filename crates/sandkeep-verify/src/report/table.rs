@@ -213,9 +213,16 @@ pub fn self_test_as_table(
     }
     if !uncovered.is_empty() {
         let _ = writeln!(out, "\nNo weakening covers");
+        let mut reasons: BTreeMap<&str, Vec<&Uncovered>> = BTreeMap::new();
         for one in uncovered {
-            let levels: Vec<&str> = one.levels.iter().map(|level| level.name()).collect();
-            let _ = writeln!(out, "  {:<44}{}", one.id, levels.join(", "));
+            reasons.entry(one.why).or_default().push(one);
+        }
+        for (why, ones) in reasons {
+            let _ = writeln!(out, "  {why}:");
+            for one in ones {
+                let levels: Vec<&str> = one.levels.iter().map(|level| level.name()).collect();
+                let _ = writeln!(out, "    {:<42}{}", one.id, levels.join(", "));
+            }
         }
     }
     let of = |noticed| rows.iter().filter(|row| row.noticed == noticed).count();

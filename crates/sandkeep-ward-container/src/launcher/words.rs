@@ -2,6 +2,8 @@
 
 /// Longer lines are cut.
 const MOST: usize = 300;
+/// Of what another program said.
+const LINES: usize = 3;
 
 /// Signs in CRIU's log of what it can not write, and what to call it.
 const SIGNS: [(&str, &str); 22] = [
@@ -80,10 +82,31 @@ const ASKING_THE_KERNEL: [&str; 3] = ["(criu/kerndat.c:", "(criu/cr-check.c:", "
 
 /// Why a restore failed.
 pub fn reason(log: &str) -> String {
-    errors(log)
-        .into_iter()
-        .next()
-        .unwrap_or_else(|| "CRIU gave no reason".to_owned())
+    match (errors(log).into_iter().next(), of_a_program(log)) {
+        (Some(error), Some(said)) => format!("{error} ({said})"),
+        (Some(error), None) => error,
+        (None, _) => "CRIU gave no reason".to_owned(),
+    }
+}
+
+/// What a program said that CRIU ran and that failed: `tar`, or the script that asks. CRIU itself
+/// tells only how it ended, and every line of its own begins with the time.
+fn of_a_program(log: &str) -> Option<String> {
+    const ENDED: [&str; 2] = ["exited, status=", "killed by signal"];
+    let lines: Vec<&str> = log.lines().collect();
+    let at = lines
+        .iter()
+        .position(|line| line.contains("Error (") && ENDED.iter().any(|end| line.contains(end)))?;
+    let mut said: Vec<&str> = lines[..at]
+        .iter()
+        .rev()
+        .take_while(|line| !line.starts_with('('))
+        .take(LINES)
+        .copied()
+        .collect();
+    said.reverse();
+    let said = of_the_sandbox(&said.join("; "));
+    (!said.is_empty()).then(|| said.chars().take(MOST).collect())
 }
 
 /// Errors that CRIU goes on after: not every root may raise its limits, and its root has no `tun`.
@@ -162,6 +185,22 @@ mod tests {
         assert_eq!(unheard(log), None);
         let log = format!("{log}(00.03) Error (criu/cr-dump.c:3): The program x can't be run\n");
         assert_eq!(unheard(&log).as_deref(), Some("The program x can't be run"));
+    }
+
+    #[test]
+    fn a_program_that_criu_ran_is_quoted() {
+        let log = "(00.01)      1: mnt: Mounting tmpfs\n\
+                   tar: /tmp/.criu.mntns.kLm12a/mnt-0000000085/dev/shm: Cannot open: No space left on device\n\
+                   tar: Error is not recoverable: exiting now\n\
+                   (00.02)      1: Error (criu/util.c:657): exited, status=2\n\
+                   (00.03)      1: Error (criu/filesystems.c:462): Can't restore tmpfs content\n";
+        assert_eq!(
+            reason(log),
+            "exited, status=2 (tar: /dev/shm: Cannot open: No space left on device; \
+             tar: Error is not recoverable: exiting now)"
+        );
+        let silent = "(00.01) x\n(00.02) Error (criu/util.c:657): exited, status=2\n";
+        assert_eq!(reason(silent), "exited, status=2");
     }
 
     #[test]
