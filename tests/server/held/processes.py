@@ -95,6 +95,19 @@ os.kill(first, 9)
 os.waitpid(first, 0)
 check = lambda: True
 """),
+    "group_whose_founder_has_left": (EITHER, """
+members = []
+for n in range(2):
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            time.sleep(1000)
+    members.append(pid)
+os.setpgid(members[0], members[0])
+os.setpgid(members[1], members[0])
+os.setpgid(members[0], os.getpgrp())
+check = lambda: os.getpgid(members[1]) == members[0] and os.getpgid(members[0]) == os.getpgrp()
+"""),
     "subreaper_and_deep_orphans": (EITHER, """
 libc.prctl(36, 1, 0, 0, 0)
 pid = os.fork()

@@ -38,6 +38,8 @@ struct Process {
     pid: u32,
     #[prost(uint32, required, tag = "2")]
     parent: u32,
+    #[prost(uint32, required, tag = "3")]
+    group: u32,
     #[prost(uint32, required, tag = "4")]
     session: u32,
 }
@@ -128,6 +130,12 @@ fn look(image: &Path, memfds: bool) -> io::Result<Option<String>> {
              leader is none of its ancestors"
         )));
     }
+    if let Some(Process { pid, group, .. }) = led_from_outside(&processes) {
+        return Ok(Some(format!(
+            "process {pid} is in the group {group}, into which it cannot be put again: the process \
+             of that number is in another group"
+        )));
+    }
     for process in processes {
         if let Some(what) = of_process(image, process.pid, &files, memfds)? {
             let pid = process.pid;
@@ -135,6 +143,16 @@ fn look(image: &Path, memfds: bool) -> io::Result<Option<String>> {
         }
     }
     descriptors(image, &files)
+}
+
+/// A process whose group was founded by one that has gone into another group since: CRIU waits for
+/// it to found the group, and for ever.
+fn led_from_outside(processes: &[Process]) -> Option<&Process> {
+    processes.iter().find(|one| {
+        processes
+            .iter()
+            .any(|founder| founder.pid == one.group && founder.group != one.group)
+    })
 }
 
 fn of_process(
@@ -217,11 +235,11 @@ mod tests {
             .map(|(kind, id)| Entry { kind, id }.encode_to_vec());
         write(at, FILES.0, FILES.1, &entries);
         let processes = [(1, 0), (2, 1)].map(|(pid, parent)| {
-            let session = 1;
             Process {
                 pid,
                 parent,
-                session,
+                group: 1,
+                session: 1,
             }
             .encode_to_vec()
         });
@@ -271,6 +289,22 @@ mod tests {
         assert_eq!(missing(image(MEMFD).path(), true).unwrap(), None);
         let why = missing(image(MEMFD).path(), false).unwrap().unwrap();
         assert!(why.contains("memfd"), "{why}");
+    }
+
+    #[test]
+    fn a_group_whose_founder_has_left_it_is_found() {
+        let tree = |groups: [(u32, u32); 3]| {
+            groups.map(|(pid, group)| Process {
+                pid,
+                parent: 1,
+                group,
+                session: 1,
+            })
+        };
+        assert!(led_from_outside(&tree([(1, 1), (13, 1), (14, 13)])).is_some());
+        // Founders that lead, and one that has ended.
+        assert!(led_from_outside(&tree([(1, 1), (13, 13), (14, 13)])).is_none());
+        assert!(led_from_outside(&tree([(1, 1), (13, 1), (14, 12)])).is_none());
     }
 
     #[test]
