@@ -35,7 +35,7 @@ pub fn now_us() -> i64 {
 /// Whether a clock is right that was set to the host's a moment ago, so that it can only be behind,
 /// and said `theirs` before `heard`.
 pub fn is_close(theirs: Option<i64>, heard: i64) -> bool {
-    theirs.is_some_and(|theirs| (0..=CLOSE).contains(&(heard - theirs)))
+    theirs.is_some_and(|theirs| (0..=CLOSE).contains(&heard.saturating_sub(theirs)))
 }
 
 /// One look at the clock of a machine.
@@ -47,10 +47,11 @@ struct Look {
 }
 
 impl Look {
-    /// How far the clock is behind, as it is most likely, and by how much that may be wrong.
+    /// How far the clock is behind, as it is most likely, and by how much that may be wrong. The guest
+    /// may say anything.
     const fn behind(self) -> (i64, i64) {
         let half = (self.heard - self.asked) / 2;
-        (self.asked + half - self.theirs, half)
+        ((self.asked + half).saturating_sub(self.theirs), half)
     }
 
     /// What is to be done about it.
@@ -58,7 +59,7 @@ impl Look {
         let (behind, wrong) = self.behind();
         if wrong > SHARP / 2 {
             Next::LookAgain
-        } else if behind.abs() <= wrong.max(CLOSE / 4) {
+        } else if behind.saturating_abs() <= wrong.max(CLOSE / 4) {
             Next::Right
         } else {
             Next::Move(behind)
@@ -112,7 +113,7 @@ pub async fn set_over(agent: &mut Agent) -> Result<()> {
     }
     // None was sharp: the one that says most is better than none, if it is clear at all.
     if let Some((behind, wrong)) = best.map(Look::behind)
-        && behind.abs() > wrong
+        && behind.saturating_abs() > wrong
     {
         agent.clock(Some(behind)).await?;
     }
@@ -140,7 +141,7 @@ async fn looked_at(agent: &mut Agent) -> Result<()> {
         heard: now_us(),
     };
     let (behind, wrong) = look.behind();
-    if behind.abs() - wrong <= FAR {
+    if behind.saturating_abs() - wrong <= FAR {
         return Ok(());
     }
     Err(Error::internal(format!(
@@ -158,6 +159,19 @@ mod tests {
             asked: asked * 1000,
             theirs: theirs * 1000,
             heard: heard * 1000,
+        }
+    }
+
+    #[test]
+    fn a_guest_that_lies_about_its_clock_ended_the_wake() {
+        for theirs in [i64::MIN, i64::MAX] {
+            let look = Look {
+                asked: 1_000_000,
+                theirs,
+                heard: 1_000_010,
+            };
+            assert!(matches!(look.next(), Next::Move(_)), "{look:?}");
+            assert!(!is_close(Some(theirs), look.heard));
         }
     }
 

@@ -117,7 +117,7 @@ settings! {
     /// [default: auto, the strongest that runs everything well on this host]
     #[arg(value_name = "LEVEL")]
     isolation_default: IsolationWish = "SANDKEEP_ISOLATION_DEFAULT",
-    /// Weakest isolation level of any sandbox: weaker ones are refused, whoever asks
+    /// Isolation level that every sandbox has at least: less is refused, whoever asks
     /// [default: container]
     #[arg(value_name = "LEVEL")]
     isolation_minimum: Isolation = "SANDKEEP_ISOLATION_MINIMUM",

@@ -133,6 +133,7 @@ def test_a_pool_that_fills_up_in_the_middle_of_a_snapshot(small, filler):
             filler.close()
             wait_for(lambda: not list(staging.glob("*/memory")), "nothing half-made is left")
             wait_for(lambda: hurry(small) and filler.free() > 200 * MIB, "there is room again", limit=120)
+            wait_for(lambda: small.json("GET", "/v1/health")["status"] == "ok", "the server has seen it", limit=120)
             again = small.json("POST", box.path + "/points", {"memory": True}, timeout=180)
         for point, count in ((old, 2), (again, 4)):
             with Box(small, from_point=point["id"]) as copy:

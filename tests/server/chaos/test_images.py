@@ -356,7 +356,7 @@ def test_images_filled_the_storage_and_a_neighbour_was_frozen_for_it(small):
 GRASPS = """
 my @held;
 open(my $random, "<", "/dev/urandom") or die $!;
-for (1 .. 300) { sysread($random, $held[$_ - 1], 1 << 20) == 1 << 20 or die $!; }
+for (1 .. 150) { sysread($random, $held[$_ - 1], 1 << 20) == 1 << 20 or die $!; }
 my $block = "x" x (4 << 20);
 open(my $ready, ">", "/run/ready"); close($ready);
 for (my $n = 0; ; $n++) {
@@ -369,7 +369,8 @@ for (my $n = 0; ; $n++) {
 def test_each_wake_gave_room_beyond_the_limit(small):
     """The disk limit was raised for the wake, by the whole image, and programs ran before it was back. A disk over
     its limit could not be limited again, the next wake failed, and the one after began to count from nothing."""
-    with holding(small, GRASPS, isolation="container", limits=limits(512, 100)) as box:
+    settled(small)
+    with holding(small, GRASPS, isolation="container", limits=limits(256, 100)) as box:
 
         def taken() -> int:
             return int(box.root("cat /root/grasped* | wc -c").out) // MIB
