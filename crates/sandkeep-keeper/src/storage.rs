@@ -87,7 +87,7 @@ pub struct StorageReport {
 }
 
 impl Storage {
-    pub fn seen(&self) -> StorageState {
+    fn seen(&self) -> StorageState {
         *lock(&self.state)
     }
 
@@ -315,11 +315,6 @@ impl Core {
         // the others. A kernel in a box would take a refusal for a broken disk; it stops at once.
         if entry.ward.disk_form().is_none() {
             self.limit_to_what_it_has(entry).await;
-            // What it may not take any more is for the others at once: until the next round they would
-            // be refused what it has left of this one.
-            if let Err(error) = self.vault.attend().await {
-                tracing::warn!(%error, "looking after the storage");
-            }
         }
         if let Err(error) = entry.ward.freeze(&entry.id).await {
             tracing::warn!(id = %entry.id, %error, "a box that writes could not be held");

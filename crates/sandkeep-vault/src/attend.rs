@@ -4,7 +4,6 @@
 use sandkeep_model::{Result, SandboxId};
 use std::{
     os::fd::AsFd as _,
-    path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -203,12 +202,12 @@ fn attend_at_rest(vault: &Inner) -> Result<()> {
     Ok(())
 }
 
-/// Takes as long as the kernel does, and so must not hold the vault: whoever closes it meanwhile
-/// may open it again.
-async fn tell_to_free(root: PathBuf) {
+async fn tell_to_free(vault: &Arc<Inner>) {
+    let vault = Arc::clone(vault);
     let told = off_thread(move || {
-        let dir = btrfs::open_dir(&root).doing_to("opening", &root)?;
-        btrfs::sync_and_clean(dir.as_fd()).doing_to("writing out", &root)
+        let root = &vault.pool.root;
+        let dir = btrfs::open_dir(root).doing_to("opening", root)?;
+        btrfs::sync_and_clean(dir.as_fd()).doing_to("writing out", root)
     });
     if let Err(error) = told.await {
         tracing::debug!(%error, "telling the kernel to free what was removed");
@@ -229,22 +228,21 @@ impl Vault {
     /// first the tree goes, and its blocks are usable after that was written down. Told so, it
     /// does each at once. Nobody waits here for it; who is held goes on as soon as it shows.
     fn hurry(&self) {
-        let hurrying = Arc::clone(&self.inner.hurrying);
-        if hurrying.swap(true, Ordering::AcqRel) {
+        let vault = Arc::clone(&self.inner);
+        if vault.hurrying.swap(true, Ordering::AcqRel) {
             return;
         }
-        let root = self.inner.pool.root.clone();
         tokio::spawn(async move {
-            tell_to_free(root).await;
+            tell_to_free(&vault).await;
             tokio::time::sleep(HURRY_EVERY).await;
-            hurrying.store(false, Ordering::Release);
+            vault.hurrying.store(false, Ordering::Release);
         });
     }
 
     /// Has the kernel give back what was removed, and waits a little for it.
     pub async fn free_now(&self) {
         for _ in 0..2 {
-            tell_to_free(self.inner.pool.root.clone()).await;
+            tell_to_free(&self.inner).await;
             tokio::time::sleep(HURRY_EVERY).await;
         }
     }

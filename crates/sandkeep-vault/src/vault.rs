@@ -57,7 +57,7 @@ pub struct Inner {
     /// What the last look at the room found.
     pub was_low: AtomicBool,
     /// The kernel is being told to give freed room back.
-    pub hurrying: Arc<AtomicBool>,
+    pub hurrying: AtomicBool,
     pub verified: Verified,
     pub disk_reader: Option<DiskReader>,
     /// What an earlier run left half-made and could not be removed yet.
@@ -123,7 +123,7 @@ impl Inner {
             disk_reader: config.disk_reader.clone(),
             spares: Spares::default(),
             was_low: AtomicBool::new(false),
-            hurrying: Arc::default(),
+            hurrying: AtomicBool::new(false),
             verified,
             half_made,
             parcel_key,

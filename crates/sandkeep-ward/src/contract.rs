@@ -182,11 +182,6 @@ pub trait Ward: Send + Sync + 'static {
         Err(cannot(self.level(), "freeze a box"))
     }
 
-    /// Whether a box stands still because somebody froze it.
-    async fn is_frozen(&self, _id: &SandboxId) -> Result<bool> {
-        Ok(false)
-    }
-
     /// Lets a frozen box go on. Thawing a running box is no error.
     async fn thaw(&self, _id: &SandboxId) -> Result<()> {
         Err(cannot(self.level(), "thaw a box"))
