@@ -58,7 +58,16 @@ impl Small {
     }
 
     async fn open(&self, size: Option<u64>) -> Vault {
-        Vault::open(self.config(size)).await.unwrap()
+        // The one before is in use until it has told the kernel to hurry.
+        for _ in 0..100 {
+            match Vault::open(self.config(size)).await {
+                Err(error) if error.code == Code::Conflict => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                opened => return opened.unwrap(),
+            }
+        }
+        panic!("the storage is in use");
     }
 
     /// Something else on the host takes all there is.
