@@ -241,15 +241,19 @@ pub fn destination_within(messages: &mut Messages, family: Family, network: &[u8
     compare(messages, EQUAL, network);
 }
 
-/// The destination is in a set.
-pub fn destination_in(messages: &mut Messages, family: Family, set: &str) {
-    family_is(messages, family);
+fn load_destination(messages: &mut Messages, family: Family) {
     payload(
         messages,
         NETWORK_HEADER,
         family.destination(),
         family.size(),
     );
+}
+
+/// The destination is in a set.
+pub fn destination_in(messages: &mut Messages, family: Family, set: &str) {
+    family_is(messages, family);
+    load_destination(messages, family);
     expression(messages, "lookup", |m| {
         m.text(1, set);
         m.number(2, REGISTER);
@@ -259,12 +263,7 @@ pub fn destination_in(messages: &mut Messages, family: Family, set: &str) {
 /// The destination is in a map, and its value there has this bit.
 pub fn destination_marked(messages: &mut Messages, family: Family, map: &str, bit: u32) {
     family_is(messages, family);
-    payload(
-        messages,
-        NETWORK_HEADER,
-        family.destination(),
-        family.size(),
-    );
+    load_destination(messages, family);
     expression(messages, "lookup", |m| {
         m.text(1, map);
         m.number(2, REGISTER);
