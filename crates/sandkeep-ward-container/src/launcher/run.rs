@@ -97,6 +97,16 @@ impl Run {
         }
     }
 
+    /// It takes no longer than this from now on.
+    pub fn ends_within(&mut self, time: Duration) {
+        self.until = self.until.min(Instant::now() + time);
+    }
+
+    pub fn pid(&self) -> i32 {
+        // The kernel has no larger ones.
+        i32::try_from(self.child.id()).unwrap_or(i32::MAX)
+    }
+
     /// Waits for its end, or for what `beside` it may happen.
     pub fn wait(&mut self, beside: Option<Beside<'_>>) -> Result<Seen, Failure> {
         let pause = Timespec::try_from(LOOK)
