@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     disk, image,
+    quota::QuotaKind,
     vault::{Inner, Vault, off_thread},
 };
 
@@ -50,7 +51,11 @@ impl Vault {
         let (disk, image) = (disk.to_owned(), image.to_owned());
         let vault = Arc::clone(&self.inner);
         off_thread(move || {
-            let most = image::to_bring_back(&image)?;
+            let most = match vault.quota.kind {
+                // Then nothing limits the sandbox either.
+                QuotaKind::None => 0,
+                _ => image::to_bring_back(&image)?,
+            };
             let path = disk::stage_from(&vault, &disk, most)?.keep();
             Ok(TrialDisk { vault, path })
         })

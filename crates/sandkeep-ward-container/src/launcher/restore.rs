@@ -50,8 +50,6 @@ const ASK: &str = "#!/bin/sh\n\
     [ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n\
     echo \"$CRTOOLS_INIT_PID\" > /run/question && read -r go < /run/answer\n";
 const END_DEADLINE: Duration = Duration::from_secs(10);
-/// What does not come back by then does not count as coming back.
-const TRIAL_DEADLINE: Duration = Duration::from_secs(120);
 
 /// What a restore needs beside the job.
 pub struct Restoring<'a> {
@@ -201,7 +199,7 @@ fn bring_back(
     let question = room.open(QUESTION, OFlags::RDWR | OFlags::NONBLOCK)?;
     let mut criu = Run::start(&words, None)?;
     if purpose == Purpose::Trial {
-        criu.ends_within(TRIAL_DEADLINE);
+        criu.must_get_on(here.place.cgroups.clone());
     }
     room.leave()?;
     let around = Around {
