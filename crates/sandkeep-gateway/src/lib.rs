@@ -12,6 +12,7 @@ mod body;
 mod boxes;
 mod command;
 mod config;
+mod cut;
 mod gateway;
 mod headers;
 mod pool;
@@ -23,6 +24,7 @@ mod to_port;
 
 pub use boxes::Boxes;
 pub use config::GatewayConfig;
+pub use cut::Cut;
 pub use gateway::Gateway;
 pub use signature::{FileQuery, Operation, sign};
 pub use target::{BadTarget, Route, Target, route};

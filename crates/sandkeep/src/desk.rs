@@ -19,7 +19,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::{conn::auto, graceful::GracefulShutdown},
 };
-use sandkeep_gateway::Gateway;
+use sandkeep_gateway::{Cut, Gateway};
 use sandkeep_model::{Code, Error, Secret};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -29,6 +29,7 @@ use tokio::{
 use tower::ServiceExt;
 
 use crate::{
+    reset::Resettable,
     strangers::{self, Strangers, Visit},
     worded::{Worded, whole_answer},
 };
@@ -110,19 +111,26 @@ impl Desk {
         let asked = Arc::clone(&seen);
         let visit = Arc::new(visit);
         let cut = visit.visitor.cut.clone();
+        let broken = Cut::default();
+        let stream = Resettable::new(stream, broken.clone());
         let service = {
             let desk = Arc::clone(self);
             let (seen, visit) = (Arc::clone(&seen), Arc::clone(&visit));
-            service_fn(move |request: Request<Incoming>| {
+            service_fn(move |mut request: Request<Incoming>| {
                 seen.store(true, Ordering::Relaxed);
                 let desk = Arc::clone(&desk);
                 if sandkeep_api::has_key(request.headers(), &desk.key) {
                     visit.is_known();
                 }
                 let (over, under_way) = (request.version(), visit.visitor.begin());
+                // A connection of HTTP/2 carries others, too, and resets what is cut by itself.
+                let broken = (over < Version::HTTP_2).then(|| broken.clone());
+                if let Some(broken) = &broken {
+                    request.extensions_mut().insert(broken.clone());
+                }
                 async move {
                     let answer = desk.answer(request, peer).await;
-                    Ok::<_, Infallible>(answered(answer, over, under_way))
+                    Ok::<_, Infallible>(answered(answer, over, under_way, broken))
                 }
             })
         };
@@ -182,7 +190,12 @@ impl Desk {
 }
 
 /// An answer is under way until its last byte. Who has no key is not kept.
-fn answered(mut answer: Response, over: Version, under_way: strangers::Request) -> Response {
+fn answered(
+    mut answer: Response,
+    over: Version,
+    under_way: strangers::Request,
+    broken: Option<Cut>,
+) -> Response {
     if answer.status() == StatusCode::UNAUTHORIZED && over < Version::HTTP_2 {
         answer
             .headers_mut()
@@ -191,6 +204,7 @@ fn answered(mut answer: Response, over: Version, under_way: strangers::Request) 
     answer.map(|body| {
         Body::new(Held {
             body,
+            broken,
             _under_way: under_way,
         })
     })
@@ -199,6 +213,8 @@ fn answered(mut answer: Response, over: Version, under_way: strangers::Request) 
 /// A body whose request is under way until it has ended.
 struct Held {
     body: Body,
+    /// To be marked when it fails.
+    broken: Option<Cut>,
     _under_way: strangers::Request,
 }
 
@@ -210,7 +226,11 @@ impl http_body::Body for Held {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let (Poll::Ready(Some(Err(_))), Some(broken)) = (&polled, &self.broken) {
+            broken.mark();
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

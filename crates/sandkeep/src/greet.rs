@@ -56,6 +56,7 @@ pub fn greeting(
     level: Option<Isolation>,
 ) -> String {
     let url = local_url(listen);
+    let port = listen.port();
     let key = key.in_shell();
     let level = level.map_or_else(
         || "No isolation level works here: `sandkeep doctor` tells why.".to_owned(),
@@ -74,6 +75,7 @@ Sandkeep is ready at {url}
   In another terminal (pip install e2b, or npm install e2b):
 
     export E2B_API_URL={url} E2B_SANDBOX_URL={url}
+    export E2B_DOMAIN=localhost:{port}
     export E2B_API_KEY={key}
 
   Then, in Python:
@@ -118,6 +120,7 @@ mod tests {
             "http://127.0.0.1:3000",
             "E2B_API_URL=http://127.0.0.1:3000",
             "E2B_SANDBOX_URL=http://127.0.0.1:3000",
+            "E2B_DOMAIN=localhost:3000",
             "E2B_API_KEY=e2b_00ff",
             "from e2b import Sandbox",
             "/opt/sandkeep run -- echo hello",

@@ -120,7 +120,9 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         Arc::new(move || metrics.render()),
         env!("CARGO_PKG_VERSION"),
     );
+    let listen = listener.local_addr()?;
     api.domain.clone_from(&config.domain);
+    api.port = Some(listen.port());
     api.profiles = profiles;
     api.secrets = Some(secrets);
     api.issuer = Some(issuer);
@@ -141,7 +143,6 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         key: key.clone(),
     };
 
-    let listen = listener.local_addr()?;
     state.announce(listen)?;
     tracing::info!(%listen, state = %config.state.display(), "ready");
     if let Some(warning) = greet::exposure_warning(listen) {
