@@ -15,6 +15,7 @@ mod logging;
 mod network;
 mod notify;
 mod quantity;
+mod reset;
 mod serve;
 mod state;
 mod storage;

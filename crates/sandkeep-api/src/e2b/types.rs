@@ -99,7 +99,7 @@ impl SandboxBody {
             traffic_access_token: sandbox
                 .traffic_token()
                 .map(|token| token.expose().to_owned()),
-            domain: state.domain.clone(),
+            domain: state.e2b_domain(),
         }
     }
 }
@@ -183,7 +183,7 @@ impl DetailBody {
         Self {
             listed: sandbox.into(),
             envd_access_token: sandbox.access_token.expose().to_owned(),
-            domain: state.domain.clone(),
+            domain: state.e2b_domain(),
             allow_internet_access: network::internet_access(policy),
             network: network::shown(policy),
             lifecycle: Lifecycle {

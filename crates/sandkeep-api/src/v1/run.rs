@@ -1,13 +1,13 @@
 //! A command that runs, on behalf of a client that may vanish.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use sandkeep_agent_api::process::{EndEvent, Output, ProcessEvent, Selector, Signal};
 use sandkeep_agent_client::ProcessStream;
 use sandkeep_keeper as keeper;
-use sandkeep_model::{Code, Error, Result, SandboxId, State};
+use sandkeep_model::{Code, Error, Latched, Result, SandboxId, State};
 use serde::Serialize;
 use tokio::sync::{oneshot, watch};
 use utoipa::ToSchema;
@@ -49,7 +49,7 @@ pub(crate) struct Exit {
 /// A running command. Dropping it kills the command, unless it was detached or has ended.
 pub(crate) struct Run {
     stream: ProcessStream,
-    closed: Pin<Box<dyn Future<Output = ()> + Send>>,
+    closed: Latched<()>,
     leash: Leash,
     has_timeout: bool,
     /// Until its end was told.
@@ -131,7 +131,7 @@ impl Run {
             )
         };
         // The gate fires for those who are to come back, and for nobody else that lives.
-        let was_cut = self.closed.as_mut().now_or_never().is_some();
+        let was_cut = (&mut self.closed).now_or_never().is_some();
         if was_cut && sandbox.is_ok_and(|sandbox| rests(sandbox.state)) {
             self.attached.send_replace(false);
             return Ok(Happening::Keepalive);
@@ -145,7 +145,7 @@ impl Run {
         let again = async {
             state.keeper.running_again(id).await?;
             let agent = agent::listen(state, id).await?;
-            let closed = Box::pin(state.keeper.closed(id));
+            let closed = state.keeper.closed(id);
             let stream = agent.connect_process(Selector::Pid(self.leash.pid)).await?;
             Ok::<_, Error>((closed, stream))
         };
@@ -219,7 +219,7 @@ async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
     let tracked = state.keeper.command(&id, &command.start).await;
     // In this order: opening may wake the box, and what ends then is not this command.
     let agent = agent::listen(&state, &id).await?;
-    let closed = Box::pin(state.keeper.closed(&id));
+    let closed = state.keeper.closed(&id);
     let user = command.user.as_deref();
     let mut stream = agent.start(&command.start, user, command.timeout).await?;
     let first = tokio::time::timeout(START_DEADLINE, stream.next())
