@@ -12,6 +12,7 @@ mod edge;
 mod hooks;
 mod inside;
 mod intercept;
+mod kept;
 mod limits;
 mod memory;
 mod moat;
@@ -22,7 +23,7 @@ mod proxy;
 mod state;
 mod traffic;
 
-pub use denials::{Denial, Via};
+pub use denials::{Asked, Denial, Via};
 pub use dns::{INSIDE_NAME, UpstreamDns};
 pub use edge::{BOX_V4, BOX_V6, INSIDE_V4};
 pub use hooks::{

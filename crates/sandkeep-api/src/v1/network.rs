@@ -63,6 +63,9 @@ pub(crate) struct DenialView {
     pub host: String,
     /// 0 for a lookup.
     pub port: u16,
+    /// The request, where the connection was let through and the request was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<AskedView>,
     pub why: String,
     pub hint: String,
     #[schema(value_type = String, format = DateTime)]
@@ -72,12 +75,23 @@ pub(crate) struct DenialView {
     pub count: u64,
 }
 
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AskedView {
+    pub method: String,
+    /// Without the query.
+    pub path: String,
+}
+
 impl From<Denial> for DenialView {
     fn from(denial: Denial) -> Self {
         Self {
             via: denial.via,
             host: denial.host,
             port: denial.port,
+            request: denial.request.map(|asked| AskedView {
+                method: asked.method,
+                path: asked.path,
+            }),
             why: denial.why,
             hint: denial.hint,
             first: denial.first,

@@ -155,7 +155,7 @@ impl Session {
 
     fn refused(&self, host: &str, no: No) -> Refusal {
         let response = refusal::denied(host, &no.why, &no.hint);
-        self.way.deny(host, no.why, no.hint);
+        self.way.deny_request(host, no);
         Box::new(response)
     }
 
@@ -207,7 +207,7 @@ impl Session {
         };
         match self.way.policy().decide(&target, self.way.guard()) {
             Decision::Allow { .. } => Ok(()),
-            Decision::Deny { why, hint } => Err(No { why, hint }),
+            Decision::Deny { why, hint } => Err(No::new(why, hint).of(request)),
         }
     }
 
@@ -380,7 +380,7 @@ impl Session {
         let host = self.host();
         match error {
             ConnectError::Dial(DialError::Refused { why, hint }) => {
-                self.refused(&host, No { why, hint })
+                self.refused(&host, No::new(why, hint))
             }
             ConnectError::Dial(DialError::Failed(error)) => self.unreachable(&error.to_string()),
             ConnectError::Untrusted(why) => {

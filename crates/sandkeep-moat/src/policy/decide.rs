@@ -52,6 +52,7 @@ impl Policy {
             return refusal;
         }
         let mut near = None;
+        let mut narrowed = None;
         for rule in &self.allow {
             if !rule.to.matches(target.host) {
                 continue;
@@ -76,6 +77,7 @@ impl Policy {
                 }
                 Some(http) => {
                     let host = target.host;
+                    narrowed = Some(http);
                     near = Some(match PlainPath::read(http.path) {
                         Err(why) if rule.http.iter().any(|own| !own.path.is_any()) => format!(
                             "only some paths of {host} are allowed, and {} can be read in two ways: {why}",
@@ -102,7 +104,10 @@ impl Policy {
             near.unwrap_or_else(|| format!("{} is not in the policy of this box", target.host));
         Decision::Deny {
             why,
-            hint: hint_for(target),
+            hint: match narrowed {
+                Some(http) => hint_for_request(target, http),
+                None => hint_for(target),
+            },
         }
     }
 
@@ -160,6 +165,14 @@ fn hint_for(target: &Target<'_>) -> String {
     format!(
         "if the task needs it, ask for \"{}:{}\" to be added to the policy of this box; `sandkeep policy suggest BOX` proposes it",
         target.host, target.port
+    )
+}
+
+/// The host is in the policy already; only requests to it may be missing.
+fn hint_for_request(target: &Target<'_>, http: HttpTarget<'_>) -> String {
+    format!(
+        "if the task needs it, ask for {} {} to be added to the `http` list of {} in the policy of this sandbox; `sandkeep policy suggest SANDBOX` proposes it",
+        http.method, http.path, target.host
     )
 }
 

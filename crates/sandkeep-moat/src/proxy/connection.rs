@@ -24,7 +24,7 @@ use super::{
     },
 };
 use crate::{
-    denials::Via,
+    denials::{Asked, Via},
     dns,
     edge::{INSIDE_V4, original_destination},
     hooks::Place,
@@ -50,6 +50,8 @@ pub(super) struct Connection {
 pub(crate) struct No {
     pub why: String,
     pub hint: String,
+    /// Where one request is refused and not the connection.
+    pub request: Option<Asked>,
 }
 
 impl No {
@@ -57,6 +59,18 @@ impl No {
         Self {
             why: why.into(),
             hint: hint.into(),
+            request: None,
+        }
+    }
+
+    /// It is this request that is refused.
+    pub fn of<B>(self, request: &::http::Request<B>) -> Self {
+        Self {
+            request: Some(Asked {
+                method: request.method().as_str().to_owned(),
+                path: request.uri().path().to_owned(),
+            }),
+            ..self
         }
     }
 }
@@ -371,7 +385,7 @@ impl Connection {
                     self.pass(Via::Tls, found.basis, found.rule, None, Look::No)
                         .await
                 }
-                None => self.refuse(Via::Tls, &host, No { why, hint }),
+                None => self.refuse(Via::Tls, &host, No::new(why, hint)),
             },
         }
     }
@@ -579,7 +593,7 @@ impl Connection {
 
     pub(super) fn undialled(&self, via: Via, host: &Host, error: DialError) -> End {
         match error {
-            DialError::Refused { why, hint } => self.refuse(via, host, No { why, hint }),
+            DialError::Refused { why, hint } => self.refuse(via, host, No::new(why, hint)),
             DialError::Failed(error) => {
                 tracing::debug!(box_id = %self.state.id, %host, port = self.to.port(), %error, "not reached");
                 End::Reset
@@ -602,7 +616,8 @@ impl Connection {
             host: host.to_string(),
             port: self.to.port(),
         };
-        self.state.deny(&attempt, no.why, no.hint);
+        self.state
+            .deny_request(&attempt, no.request, no.why, no.hint);
         End::Reset
     }
 }

@@ -163,7 +163,7 @@ impl Session {
         match self.send(request).await {
             Ok(response) => self.pass_back(response, from_box),
             Err(DialError::Refused { why, hint }) => {
-                self.refused(&host.to_string(), No { why, hint })
+                self.refused(&host.to_string(), No::new(why, hint))
             }
             Err(DialError::Failed(error)) => {
                 refusal::unreachable(&host.to_string(), &error.to_string()).map(Either::Right)
@@ -211,7 +211,9 @@ impl Session {
             host: host.to_owned(),
             port: self.connection.to.port(),
         };
-        self.connection.state.deny(&attempt, no.why, no.hint);
+        self.connection
+            .state
+            .deny_request(&attempt, no.request, no.why, no.hint);
         response.map(Either::Right)
     }
 
@@ -263,7 +265,7 @@ impl Session {
             Decision::Deny { why, hint } => match &self.by_rule {
                 // Rules for this very name are stricter than one for its address.
                 Some(found) if !narrowed => (found.basis.clone(), found.rule.clone()),
-                _ => return Err(No { why, hint }),
+                _ => return Err(No::new(why, hint).of(request)),
             },
         };
         self.settled.get_or_init(|| Settled {

@@ -6,6 +6,7 @@ use sandkeep_model::SandboxId;
 use tokio::net::TcpStream;
 
 use super::{
+    connection::No,
     dial::{self, DialError},
     meter::Flow,
     stream::BoxStream,
@@ -94,5 +95,15 @@ impl Wayout {
             port: self.port(),
         };
         self.state.deny(&attempt, why.into(), hint.into());
+    }
+
+    pub(crate) fn deny_request(&self, host: &str, no: No) {
+        let attempt = Attempt {
+            via: Via::Http,
+            host: host.chars().take(Host::MAX_LENGTH).collect(),
+            port: self.port(),
+        };
+        self.state
+            .deny_request(&attempt, no.request, no.why, no.hint);
     }
 }

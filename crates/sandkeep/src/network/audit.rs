@@ -205,6 +205,7 @@ mod tests {
             via,
             host: "evil.test".to_owned(),
             port: 443,
+            request: None,
             why: "no rule".to_owned(),
             hint: String::new(),
             first: at,
