@@ -3,23 +3,15 @@
 import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
+import time
+from datetime import datetime
 
 import pytest
-from boxkit import Box, wait_for
+from boxkit import Box, post, run_cli, wait_for
 from sandkeep_server import Refused, binary
-from servers import boxes_of, in_place_of
-
-BUDGET = 20_000
-
-
-def run_cli(server, *args, **options):
-    env = {**os.environ, **server.cli_env()}
-    return subprocess.run([str(binary()), *args], capture_output=True, text=True, timeout=120, env=env, **options)
-
-
-def post(box, what, **wish):
-    return box.server.json("POST", f"{box.path}/{what}", wish)
 
 
 def note(box):
@@ -145,110 +137,6 @@ def test_a_snapshot_can_not_be_named_like_an_id(box):
     assert refused.value.status == 400 and refused.value.error["field"] == "name"
 
 
-# ---- N2, N3, N10: what a sandbox may reach, and what it had of it ----
-
-
-@pytest.fixture(scope="module")
-def moated(server, outside):
-    (outside.directory / "six").mkdir()
-    (outside.directory / "six" / "index").write_text("six\n")
-    (outside.directory / "big").write_bytes(b"x" * 3000)
-    with in_place_of(server, "--pool-size", "0", *outside.flags(), where=outside.where()) as own:
-        yield own
-
-
-@pytest.fixture
-def reach(moated):
-    with boxes_of(moated) as make:
-        yield make
-
-
-def get(box, url, *flags):
-    ran = box.exec(["curl", "-sS", "--max-time", "10", "-o", "/dev/null", "-w", "%{http_code}", *flags, url])
-    return ran.out if ran.ok else ""
-
-
-def numbers(box):
-    traffic = box.server.json("GET", box.path + "/network/traffic")
-    refused = box.server.json("GET", box.path + "/network/denials")["denials"]
-    return traffic, {(denial["host"], denial["why"]): denial["count"] for denial in refused}
-
-
-@pytest.mark.parametrize("how", ["pause", "killed", "stopped"])
-def test_a_spent_budget_stays_spent(reach, moated, outside, how):
-    """The count began at zero again with every pause and every server."""
-    name = f"good.sandkeep.test:{outside.web.port}"
-    box = reach(network={"allow": [name], "limits": {"total_bytes": BUDGET}})
-    half = [get(box, outside.url(path="/big")) for _ in range(3)]
-    assert half == ["200"] * 3
-    get(box, "http://other.sandkeep.test/")
-    before, denials = numbers(box)
-    assert before["bytes_received"] > 9000 and before["denied"] >= 1 and denials, (before, denials)
-
-    def interrupt():
-        if how == "pause":
-            post(box, "pause")
-            at_rest, refused = numbers(box)
-            post(box, "resume")
-            return at_rest, refused
-        moated.kill_hard() if how == "killed" else moated.stop()
-        with outside.where():
-            moated.start()
-        return numbers(box)
-
-    after, refused = interrupt()
-    for field in ("bytes_sent", "bytes_received", "connections", "denied"):
-        assert after[field] >= before[field], (field, before, after)
-    assert refused.items() >= denials.items(), (denials, refused)
-    passed = 0
-    while get(box, outside.url(path="/big")) == "200":
-        passed += 1
-        assert passed <= 3, "more was let through than the budget"
-    interrupt()
-    assert get(box, outside.url(path="/big")) != "200", "what was spent is given back"
-    assert any("all the bytes" in why or "used all of its" in why for _, why in numbers(box)[1]), numbers(box)
-    # N10: the page that says why is not paid for.
-    ran = box.exec(["curl", "-sS", "--max-time", "10", "http://sandkeep.internal/denials"])
-    assert ran.ok and "denials" in ran.out, ran
-    # Only who sets a policy gives new bytes.
-    box.server.json("PUT", box.path + "/network", {"allow": [name], "limits": {"total_bytes": BUDGET}})
-    assert get(box, outside.url(path="/big")) == "200"
-
-
-def test_a_fork_begins_with_what_its_source_has_spent(reach, outside):
-    name = f"good.sandkeep.test:{outside.web.port}"
-    box = reach(network={"allow": [name], "limits": {"total_bytes": 9000}})
-    while get(box, outside.url(path="/big")) == "200":
-        pass
-    fork = Box.known(box.server, post(box, "fork")["forks"][0]["sandbox"]["id"])
-    try:
-        assert get(fork, outside.url(path="/big")) != "200"
-        assert numbers(fork)[0]["bytes_received"] < 3000, "what it moved is its own"
-    finally:
-        fork.kill()
-
-
-def test_a_suggestion_never_opens_a_host_that_was_open_for_some_requests(reach, moated, outside, tmp_path):
-    port = outside.web.port
-    rule = {"to": "good.sandkeep.test", "ports": [port], "http": [{"methods": ["GET"], "path": "/six/*"}]}
-    box = reach(network={"allow": [rule]})
-    assert get(box, outside.url(path="/six/index")) == "200"
-    assert get(box, outside.url(path="/hello.txt")) == "403"
-    assert get(box, outside.url(path="/six/index"), "-X", "POST") == "403"
-    denial = box.server.json("GET", box.path + "/network/denials")["denials"][0]
-    assert denial["request"] == {"method": "POST", "path": "/six/index"}, denial
-    assert "POST /six/index" in denial["hint"], denial
-    ran = run_cli(moated, "policy", "suggest", box.id)
-    assert ran.returncode == 0, ran
-    policy = json.loads(ran.stdout)
-    assert all("http" in rule for rule in policy["allow"]), policy
-    file = tmp_path / "policy.json"
-    file.write_text(ran.stdout)
-    assert run_cli(moated, "policy", "set", box.id, str(file)).returncode == 0
-    assert get(box, outside.url(path="/hello.txt")) == "200", "what was refused is open now"
-    assert get(box, outside.url(path="/big")) == "403", "and nothing else"
-
-
 # ---- N7: the time that was given ----
 
 
@@ -261,7 +149,132 @@ def test_a_timeout_is_kept_over_a_pause(server, make):
     end = box.info()["end_at"]
     assert "ends at" in ran.stderr and end[:16] in ran.stderr, (ran.stderr, end)
     started = box.info()["started_at"]
-    from datetime import datetime
-
     when = [datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (started, end)]
     assert (when[1] - when[0]).total_seconds() > 7 * 3600, when
+
+
+# ---- N5: commands and a server that is restarted ----
+
+
+def start(server, *args, **options):
+    env = {**os.environ, **server.cli_env()}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    return subprocess.Popen([str(binary()), *args], env=env, **pipes)
+
+
+SLOW = "echo begun; until [ -e /home/user/go ]; do sleep 0.1; done; echo later; exit 7"
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_command_survives_a_restart_and_exec_finds_it_again(server, make, how):
+    box = make()
+    running = start(server, "exec", box.id, "--", "sh", "-c", SLOW)
+    assert running.stdout.readline() == "begun\n"
+    server.stop() if how == "stopped" else server.kill_hard()
+    server.start()
+    processes = server.json("GET", box.path + "/processes")["processes"]
+    assert [process["args"][-1] for process in processes] == [SLOW], processes
+    time.sleep(1)
+    box.write("/home/user/go", b"")
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 7, (running.returncode, out, err)
+    assert out == "later\n" and "looking for it again" in err, (out, err)
+
+
+def test_a_command_can_be_attached_to_by_its_pid(server, make):
+    box = make()
+    first = start(server, "exec", box.id, "--", "sh", "-c", SLOW)
+    assert first.stdout.readline() == "begun\n"
+    listed = run_cli(server, "ps", box.id)
+    assert listed.returncode == 0 and "until [" in listed.stdout, listed
+    pid = re.search(r"^\s*(\d+)", listed.stdout, re.M)[1]
+    second = start(server, "exec", "--attach", pid, box.id)
+    time.sleep(1)
+    box.write("/home/user/go", b"")
+    assert second.communicate(timeout=60)[0] == "later\n"
+    assert first.communicate(timeout=60)[0] == "later\n"
+    assert (first.returncode, second.returncode) == (7, 7)
+    ran = run_cli(server, "exec", "--attach", "99999", box.id)
+    assert ran.returncode == 1 and "sandkeep ps" in ran.stderr, ran
+
+
+def test_a_command_ends_with_a_client_that_leaves(server, make):
+    """Only a server that stops leaves it running."""
+    box = make()
+    running = start(server, "exec", box.id, "--", "sh", "-c", SLOW)
+    assert running.stdout.readline() == "begun\n"
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    wait_for(lambda: not server.json("GET", box.path + "/processes")["processes"], "the command ended with its client", 20)
+
+
+# ---- N13, N14: files and recipes ----
+
+
+def test_a_directory_is_copied_from_sandbox_to_sandbox_through_a_pipe(server, make):
+    source, target = make(), make()
+    assert source.exec("mkdir -p dir/sub && echo deep > dir/sub/file && chmod 750 dir/sub && ln -s sub dir/link").ok
+    shell = f"{binary()} cp {source.id}:dir - | {binary()} cp - {target.id}:copy"
+    env = {**os.environ, **server.cli_env()}
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", shell], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done
+    assert target.exec("cat copy/link/file && stat -c %a copy/sub").out == "deep\n750\n"
+    # What anybody else packed stays a file.
+    with start(server, "cp", f"{source.id}:dir", "-", text=False) as packing:
+        packed = packing.stdout.read()
+    listed = subprocess.run(["tar", "--list"], input=packed, capture_output=True)
+    assert b"sub/file" in listed.stdout and not listed.stderr, listed
+    plain = subprocess.run(["tar", "--create", "/etc/hostname"], capture_output=True).stdout
+    done = subprocess.run([str(binary()), "cp", "-", f"{target.id}:a.tar"], input=plain, capture_output=True, env=env, timeout=60)
+    assert done.returncode == 0, done
+    assert target.read("/home/user/a.tar") == plain
+
+
+def test_a_recipe_needs_no_steps_and_its_unknown_keys_are_named(server, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('from = "base"\nstpes = []\n')
+    ran = run_cli(server, "template", "build", "first-hour", "--file", str(recipe))
+    assert ran.returncode == 1 and "stpes" in ran.stderr, ran
+    recipe.write_text('from = "base"\n')
+    ran = run_cli(server, "template", "build", "first-hour", "--file", str(recipe))
+    try:
+        assert ran.returncode == 0, ran
+    finally:
+        run_cli(server, "template", "rm", "first-hour")
+
+
+# ---- N16, N17: what is told of an end ----
+
+
+def test_a_sandbox_that_reached_its_timeout_says_so(server, make):
+    box = make(timeout_seconds=1)
+    wait_for(lambda: box.info()["state"] == "gone", "its end", 30)
+    for args in (("exec", box.id, "--", "true"), ("logs", box.id), ("policy", "show", box.id), ("kill", box.id)):
+        ran = run_cli(server, *args)
+        assert ran.returncode == 1 and "is gone: reached its timeout at 20" in ran.stderr, (args, ran)
+    ran = run_cli(server, "exec", "i" + "0" * 19, "--", "true")
+    assert ran.returncode == 1 and "was not found" in ran.stderr, ran
+
+
+def test_exit_codes_of_commands_that_never_ran(server, box):
+    ran = run_cli(server, "exec", box.id, "--", "nosuchprogram")
+    assert ran.returncode == 127 and "nosuchprogram" in ran.stderr, ran
+    ran = run_cli(server, "exec", box.id, "--", "/etc/hostname")
+    assert ran.returncode == 126, ran
+
+
+def test_a_command_that_was_killed_for_memory_says_so(server, make):
+    box = make(limits={"memory_mib": 64})
+    eat = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+    for command in (["python3", "-c", eat], ["sh", "-c", f"python3 -c '{eat}'; exit $?"]):
+        ran = run_cli(server, "exec", box.id, "--", *command)
+        assert ran.returncode == 137, ran
+        assert "killed: out of memory (limit 64 MiB)" in ran.stderr, ran
+    ran = run_cli(server, "exec", box.id, "--", "sh", "-c", "kill -9 $$")
+    assert ran.returncode == 137 and "memory" not in ran.stderr, ran
+
+
+def test_completions_end_with_their_reader():
+    shell = f"{binary()} completions bash | head -n 1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert "panicked" not in done.stderr and not done.stderr, done

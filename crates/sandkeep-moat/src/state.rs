@@ -362,6 +362,7 @@ impl BoxState {
             count: 1,
         };
         self.shared.hooks.refused(&self.id, &denial);
+        self.write_numbers();
         let report = lock(&self.denials).add(denial);
         if let Some(denial) = report {
             if let Some(pen) = &self.pen {

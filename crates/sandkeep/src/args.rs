@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sandkeep_model::TemplateName;
 
+pub use crate::operator_args::{BackupArgs, KeyCommand, RestoreArgs, UninstallArgs};
 use crate::{
     auto_rule::AutoRule,
     cli::{
@@ -77,6 +78,15 @@ pub enum Command {
     Init(Box<InitArgs>),
     /// Look at this host: what works, what is missing, what to install
     Doctor(Box<DoctorArgs>),
+    /// Write everything a stopped server keeps into one file
+    Backup(Box<BackupArgs>),
+    /// Make a server again from such a file
+    Restore(Box<RestoreArgs>),
+    /// The API key of the server: make a new one
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// End a server with its sandboxes and remove all it made on this host
+    Uninstall(Box<UninstallArgs>),
     /// The storage of sandboxes, templates and points
     #[command(subcommand)]
     Storage(StorageCommand),

@@ -164,5 +164,6 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         self.tell(Phase::Closed);
+        self.meter.state.write_numbers();
     }
 }
