@@ -4,7 +4,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use sandkeep_agent_api::process::{EndEvent, Output, ProcessEvent, Selector, Signal};
+use sandkeep_agent_api::process::{EndEvent, Output, ProcessEvent, Selector, Signal, StartEvent};
 use sandkeep_agent_client::ProcessStream;
 use sandkeep_keeper as keeper;
 use sandkeep_model::{Code, Error, Result, SandboxId, State};
@@ -17,6 +17,9 @@ use crate::{agent, state::Shared};
 
 /// How long the agent may take to say that a command has started.
 const START_DEADLINE: Duration = Duration::from_secs(30);
+/// How often, and how long each time, refusals are waited for of a command that failed.
+const LOOKS: u32 = 3;
+const LOOK: Duration = Duration::from_millis(10);
 /// A command may leave its input unread as long as it likes.
 pub(crate) const INPUT_DEADLINE: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -118,15 +121,17 @@ impl Run {
     ) -> Result<Self> {
         let agent = agent::listen(state, id).await?;
         let closed = Box::pin(state.keeper.closed(id));
-        let stream = agent.connect_process(Selector::Pid(pid)).await;
-        let stream = stream.map_err(|error| match error.code {
+        let not_there = |error: Error| match error.code {
             Code::NotFound => Error::not_found(format!(
                 "no command with pid {pid} runs in sandbox \"{id}\""
             ))
             .field("attach")
             .hint(format!("list those that run: sandkeep ps {id}")),
             _ => error,
-        })?;
+        };
+        let stream = agent.connect_process(Selector::Pid(pid)).await;
+        let mut stream = stream.map_err(not_there)?;
+        begun(&mut stream).await.map_err(not_there)?;
         Ok(Self {
             stream,
             closed,
@@ -194,7 +199,16 @@ impl Run {
 
     /// With what else is known of its end. Whoever is cancelled in it asks again.
     async fn told(&mut self) -> Exit {
-        let refused = refused(&self.leash.state, &self.leash.id).await;
+        let failed = self.ended.as_ref().is_some_and(|exit| exit.exit_code != 0);
+        let mut count = refused(&self.leash.state, &self.leash.id).await;
+        // The kernel tells of what it refused a moment after the program heard of it.
+        for _ in 0..LOOKS {
+            if !failed || count > self.before.refused {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+            count = refused(&self.leash.state, &self.leash.id).await;
+        }
         let killed = self.ended.as_ref().map(|exit| exit.exit_code) == Some(KILLED);
         let why = if killed {
             self.out_of_memory().await
@@ -204,22 +218,17 @@ impl Run {
         let exit = self.ended.take().unwrap_or_default();
         Exit {
             why,
-            refused_by_policy: refused.saturating_sub(self.before.refused),
+            refused_by_policy: count.saturating_sub(self.before.refused),
             ..exit
         }
     }
 
     /// Said where the kernel killed something of the sandbox for it while the command ran.
     async fn out_of_memory(&mut self) -> Option<String> {
-        let view = self.leash.state.keeper.view(&self.leash.id).await.ok()?;
-        let killed = view.usage.map_or(0, |usage| usage.oom_kills);
-        let killed = killed.max(view.sandbox.oom_kills);
-        (killed > self.before.oom_kills).then(|| {
-            format!(
-                "out of memory (limit {} MiB)",
-                view.sandbox.limits.memory_mib
-            )
-        })
+        let (state, id) = (&self.leash.state, &self.leash.id);
+        let killed = state.keeper.oom_kills(id).await.ok()?;
+        let limit = state.keeper.get(id).await.ok()?.limits.memory_mib;
+        (killed > self.before.oom_kills).then(|| format!("out of memory (limit {limit} MiB)"))
     }
 
     /// A pause, or a point with memory, ends every connection and no command.
@@ -329,6 +338,23 @@ fn about_the_program(error: Error) -> Error {
     error
 }
 
+/// The first word of the agent about a command.
+async fn begun(stream: &mut ProcessStream) -> Result<StartEvent> {
+    let first = tokio::time::timeout(START_DEADLINE, stream.next())
+        .await
+        .map_err(|_| {
+            Error::new(Code::DeadlineExceeded, "the command did not start in time")
+                .hint("the sandbox may be overloaded; give it more CPU and memory")
+        })??;
+    match first {
+        Some(ProcessEvent::Start(started)) => Ok(started),
+        _ => Err(Error::new(
+            Code::BoxUnreachable,
+            "the agent did not say that the command started",
+        )),
+    }
+}
+
 async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
     // Before the connection: a point with memory cuts all there are.
     let tracked = state.keeper.command(&id, &command.start).await;
@@ -339,19 +365,7 @@ async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
     let user = command.user.as_deref();
     let stream = agent.start(&command.start, user, command.timeout).await;
     let mut stream = stream.map_err(about_the_program)?;
-    let first = tokio::time::timeout(START_DEADLINE, stream.next())
-        .await
-        .map_err(|_| {
-            Error::new(Code::DeadlineExceeded, "the command did not start in time")
-                .hint("the box may be overloaded; give it more CPU and memory")
-        })?
-        .map_err(about_the_program)?;
-    let Some(ProcessEvent::Start(started)) = first else {
-        return Err(Error::new(
-            Code::BoxUnreachable,
-            "the agent did not say that the command started",
-        ));
-    };
+    let started = begun(&mut stream).await.map_err(about_the_program)?;
     let leash = Leash {
         armed: !command.detach,
         pid: started.pid,
