@@ -197,6 +197,7 @@ mod tests {
             "GET /v1/sandboxes/{id}/network",
             "GET /v1/sandboxes/{id}/network/denials",
             "GET /v1/sandboxes/{id}/network/traffic",
+            "GET /v1/sandboxes/{id}/processes",
             "GET /v1/secrets",
             "GET /v1/templates",
             "GET /v1/templates/{name}",

@@ -191,6 +191,21 @@ impl Keeper {
             .ok_or_else(|| Error::sandbox_not_found(id))
     }
 
+    /// How many processes of a box the kernel has killed for memory, as it counts them now.
+    pub async fn oom_kills(&self, id: &SandboxId) -> Result<u64> {
+        let entry = self.core.registry.owned(id)?;
+        let known = entry.with(|sandbox| sandbox.oom_kills);
+        let usage = match entry.state() {
+            State::Running => self.core.usage(&entry).await,
+            _ => None,
+        };
+        let kills = usage.map_or(known, |usage| usage.oom_kills.max(known));
+        if kills > known {
+            self.core.starved(id, kills).await;
+        }
+        Ok(kills)
+    }
+
     pub async fn view(&self, id: &SandboxId) -> Result<BoxView> {
         let entry = self.core.registry.owned(id)?;
         let usage = match entry.state() {

@@ -65,6 +65,12 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     if source == KeySource::JustMade {
         tracing::info!(file = %config.state.join("api-key").display(), "an API key was made");
     }
+    if source == KeySource::Environment {
+        tracing::info!(
+            file = %config.state.join("api-key").display(),
+            "the API key is the one of SANDKEEP_API_KEY; the file is not read"
+        );
+    }
     let budget = share_out(config.max_connections);
     // Before the boxes are looked after: an address in use should fail at once.
     let listener = bind(&config).await?;

@@ -73,11 +73,7 @@ async fn create_any(
         ..checked(request, headers, default_timeout)?
     };
     let wanted = TemplateRef::parse(&template)?;
-    // A snapshot has no tags but the one of every template.
-    let point = match wanted.clone().default_only() {
-        Ok(name) => state.keeper.point_as_template(&name).await?,
-        Err(_) => None,
-    };
+    let point = wanted.snapshot(state).await?;
     match point {
         Some(point) => request.time.from_point = Some(point.id),
         None => drop(wanted.existing(state).await?),

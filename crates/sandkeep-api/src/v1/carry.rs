@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderName, StatusCode, header, request::Parts};
 use sandkeep_audit::Action;
-use sandkeep_keeper::Imported;
+use sandkeep_keeper::{Imported, PointUse};
 use sandkeep_model::{Code, Error};
 use tokio::{
     runtime::Handle,
@@ -25,7 +25,7 @@ use tokio::{
 use super::{
     exec_ws::stopping,
     files::steady,
-    time::{PointView, called},
+    time::{PointView, meant},
     upload::upload,
 };
 use crate::{
@@ -56,14 +56,14 @@ fn slot() -> Result<tokio::sync::SemaphorePermit<'static>, Error> {
 ///
 /// It is signed with the key of this server, and packed while it is sent. A transfer that breaks off leaves a file that is refused.
 #[utoipa::path(get, path = "/v1/points/{id}/export", tag = "time", operation_id = "export_point",
-    params(("id" = String, Path, description = "The point, by its id or name")),
+    params(("id" = String, Path, description = "The snapshot: its id, SANDBOX:NAME, or a name that only one sandbox has")),
     responses((status = 200, description = "The file", body = Vec<u8>, content_type = "application/zstd")))]
 pub(crate) async fn export(
     State(state): State<Shared>,
     mut parts: Parts,
 ) -> Result<Response, NativeError> {
     let text = path_part(&mut parts, &state, "id").await?;
-    let id = called(&state, "id", &text).await?;
+    let id = meant(&state, "id", &text, None, PointUse::Read).await?;
     let slot = slot()?;
     let export = state.keeper.export_point(&id).await?;
     let headers = [

@@ -84,8 +84,14 @@ pub(crate) struct ExecRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct InteractiveRequest {
-    #[schema(value_type = Object, example = json!("bash -i -l"))]
-    pub cmd: Program,
+    /// What to run; this or `attach`.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>, example = json!("bash -i -l"))]
+    pub cmd: Option<Program>,
+    /// The pid of a command that runs already, as `started` or the list of processes says it.
+    /// It is listened to from now on; with it only `tty` and `detach` count.
+    #[serde(default)]
+    pub attach: Option<u32>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     #[serde(default)]
@@ -173,7 +179,12 @@ impl InteractiveRequest {
         });
         Ok(Command {
             start: StartRequest {
-                process: Some(process(self.cmd, self.env, self.cwd)?),
+                process: Some(process(
+                    self.cmd
+                        .ok_or_else(|| Error::invalid("cmd", "cmd or attach is missing"))?,
+                    self.env,
+                    self.cwd,
+                )?),
                 stdin: if pty.is_some() { None } else { Some(true) },
                 pty,
                 tag: None,

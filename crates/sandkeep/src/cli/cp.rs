@@ -1,7 +1,7 @@
 //! `cp`: files by the files API, directories as a tar stream through a command.
 
 use std::{
-    io::{self, Write},
+    io::{self, Read as _, Write},
     path::{Path, PathBuf},
 };
 
@@ -15,7 +15,7 @@ use super::{
     client::Client,
     exec::quiet,
     output::{Output, clean},
-    session::{Request, Session, Told},
+    session::{Exited, Request, Session, Told},
 };
 use crate::args::CpArgs;
 
@@ -83,8 +83,8 @@ pub async fn cp(client: &Client, output: Output, args: CpArgs) -> anyhow::Result
             remote(&sandbox, path).await?.upload(&local).await?;
         }
         (Place::Remote { .. }, Place::Remote { .. }) => {
-            return Err(wrong("copying from box to box is not possible")
-                .hint("copy out first, then in: sandkeep cp BOX:PATH - | sandkeep cp - OTHER:PATH")
+            return Err(wrong("copying from sandbox to sandbox is not possible")
+                .hint("copy out, and in through a pipe: sandkeep cp SANDBOX:PATH - | sandkeep cp - OTHER:PATH")
                 .into());
         }
         _ => {
@@ -97,6 +97,26 @@ pub async fn cp(client: &Client, output: Output, args: CpArgs) -> anyhow::Result
         output.json(&serde_json::json!({"copied": true}))?;
     }
     Ok(0)
+}
+
+const UNPACK: &str = "mkdir -p -- \"$1\" && exec tar -xf - -C \"$1\"";
+
+/// What the archive of a directory begins with on standard output: a comment, which every tar
+/// reads over. Other archives on standard input are files like all files.
+fn directory_mark() -> Vec<u8> {
+    const COMMENT: &[u8] = b"30 comment=sandkeep directory\n";
+    let mut header = tar::Header::new_ustar();
+    header.set_entry_type(tar::EntryType::XGlobalHeader);
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(COMMENT.len() as u64);
+    header.set_cksum();
+    let mut mark = header.as_bytes().to_vec();
+    mark.extend_from_slice(COMMENT);
+    mark.resize(2 * header.as_bytes().len(), 0);
+    mark
 }
 
 fn wrong(message: &str) -> Error {
@@ -157,11 +177,46 @@ impl Remote<'_> {
     }
 
     async fn put_stdin(&self) -> Result<()> {
-        if self.path.is_empty() || self.path.ends_with('/') {
-            return Err(wrong("standard input has no name; give one after BOX:"));
+        let (head, rest) = tokio::task::spawn_blocking(|| {
+            let mut stdin = io::stdin();
+            let mut head = Vec::new();
+            let most = u64::try_from(directory_mark().len()).unwrap_or_default();
+            let read = (&mut stdin).take(most).read_to_end(&mut head);
+            read.map(|_| (head, stdin))
+        })
+        .await
+        .map_err(|error| Error::internal(format!("reading standard input: {error}")))?
+        .map_err(|error| Error::from(error).context("reading standard input"))?;
+        if head == directory_mark() {
+            return self.put_directory(rest).await;
         }
-        let body = reqwest::Body::wrap_stream(chunks(io::stdin()));
+        if self.path.is_empty() || self.path.ends_with('/') {
+            return Err(wrong("standard input has no name; give one after SANDBOX:"));
+        }
+        let body = reqwest::Body::wrap_stream(chunks(io::Cursor::new(head).chain(rest)));
         self.put(&self.path, body).await
+    }
+
+    /// What `cp SANDBOX:DIR -` wrote: the path becomes that directory.
+    async fn put_directory(&self, archive: impl io::Read + Send + 'static) -> Result<()> {
+        let request = self.shell(UNPACK, &[self.command_path()]);
+        let mut session = Session::start(self.client, &self.sandbox, &request).await?;
+        let input = session.input();
+        let feeding = tokio::spawn(async move {
+            let mut archive = std::pin::pin!(chunks(archive));
+            while let Some(chunk) = archive.next().await {
+                if input.bytes(chunk?).await.is_err() {
+                    break;
+                }
+            }
+            let _ = input.close().await;
+            Ok::<_, io::Error>(())
+        });
+        finish(&mut session, |_| Ok(())).await?;
+        match feeding.await {
+            Ok(fed) => fed.map_err(|error| Error::from(error).context("reading standard input")),
+            Err(error) => Err(Error::internal(format!("reading standard input: {error}"))),
+        }
     }
 
     async fn put(&self, path: &str, body: reqwest::Body) -> Result<()> {
@@ -186,10 +241,7 @@ impl Remote<'_> {
         } else {
             (self.command_path(), ".")
         };
-        let request = self.shell(
-            "mkdir -p -- \"$1\" && exec tar -xf - -C \"$1\"",
-            &[directory],
-        );
+        let request = self.shell(UNPACK, &[directory]);
         let mut session = Session::start(self.client, &self.sandbox, &request).await?;
         let input = session.input();
         let packing = pack(local.to_owned(), prefix.to_owned());
@@ -219,6 +271,8 @@ impl Remote<'_> {
     async fn to_stdout(&self) -> anyhow::Result<()> {
         let mut write = |bytes: &[u8]| io::stdout().lock().write_all(bytes);
         if self.is_directory().await? {
+            // So that `cp -` at the other end knows it for what it is.
+            write(&directory_mark())?;
             self.unpack_stream(".", &mut write).await?;
         } else {
             self.get(&mut write).await?;
@@ -317,14 +371,14 @@ async fn finish(
     let mut complaint = Vec::new();
     loop {
         match session.next().await? {
-            Told::Started => {}
+            Told::Started(_) => {}
             Told::Stdout(bytes) => stdout(&bytes)?,
             Told::Stderr(bytes) => {
                 let room = MOST.saturating_sub(complaint.len());
                 complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);
             }
-            Told::Exited(0) => return Ok(()),
-            Told::Exited(code) => {
+            Told::Exited(exited) if exited.code == 0 => return Ok(()),
+            Told::Exited(Exited { code, .. }) => {
                 let said = clean(String::from_utf8_lossy(&complaint).trim());
                 return Err(Error::internal(format!(
                     "tar in the box ended with {code}: {said}"
@@ -532,6 +586,18 @@ mod tests {
             .collect();
         assert_eq!(names, ["target"]);
         assert!(!target.join("null").exists());
+    }
+
+    #[test]
+    fn the_mark_of_a_directory_is_a_comment_to_every_tar() {
+        let mark = directory_mark();
+        assert_eq!(mark.len(), 1024);
+        let length = mark[512..].iter().position(|&byte| byte == 0).unwrap();
+        assert!(mark[512..].starts_with(length.to_string().as_bytes()));
+        let bytes = archive(|builder| entry(builder, b"tool", tar::EntryType::Regular, None));
+        let target = tempfile::tempdir().unwrap();
+        unpack([mark, bytes].concat().as_slice(), target.path()).unwrap();
+        assert!(target.path().join("tool").exists());
     }
 
     #[test]
