@@ -167,6 +167,7 @@ impl<K: Boxes> Gateway<K> {
             let asked = Asked {
                 client: client(&parts),
                 host: host.as_deref(),
+                mask: self.boxes.host_mask(&id).map(|mask| mask.host(target.port)),
                 scheme: self.config.scheme,
             };
             let to = (&id, target.port);
