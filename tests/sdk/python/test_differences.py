@@ -142,3 +142,38 @@ def test_a_stream_that_is_cut_is_reset_and_what_was_written_arrives(server, make
                 read += part
     # 300 000 zeros in base64, and the word after them.
     assert read.startswith(b"HTTP/1.1 200") and len(read) > 400_000
+
+
+ECHO = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        said = (self.headers["Host"] + " " + self.headers["X-Forwarded-Host"]).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(said))); self.end_headers(); self.wfile.write(said)
+http.server.HTTPServer(("", 8000), Handler).serve_forever()
+"""
+
+
+def test_a_program_is_asked_by_the_masked_host(server, make):
+    for network, told in (({}, "{host}"), ({"mask_request_host": "localhost:${PORT}"}, "localhost:8000")):
+        box = make(network=network)
+        box.files.write("/tmp/echo.py", ECHO)
+        box.commands.run("python3 /tmp/echo.py", background=True)
+        host = box.get_host(8000)
+
+        def ask(host=host):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+            connection.request("GET", "/", headers={"Host": host})
+            answer = connection.getresponse()
+            return answer.status == 200 and answer.read().decode()
+
+        assert wait_for(ask, "the program") == f"{told.format(host=host)} {host}"
+        shown = call(server, f"/sandboxes/{box.sandbox_id}")["network"]
+        assert shown.get("maskRequestHost") == network.get("mask_request_host")
+        assert shown["allowPublicTraffic"] is True
+
+
+def test_mcp_is_taken_and_the_client_looks_for_its_gateway(sdk):
+    """The base template has none, which is what the client says then."""
+    with pytest.raises(Exception, match="Failed to start MCP gateway"):
+        sdk.Sandbox.create("base", mcp={"time": {}}, timeout=60)

@@ -10,7 +10,11 @@ use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
 };
-use utoipa::ToSchema;
+use serde_json::json;
+use utoipa::{
+    ToSchema,
+    openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type},
+};
 
 /// A week: whoever wants more can leave the time away.
 pub(crate) const MAX_TIMEOUT_MS: u64 = 7 * 24 * 3600 * 1000;
@@ -49,12 +53,24 @@ impl<'de> Deserialize<'de> for Program {
     }
 }
 
+/// [`Program`], for the description.
+fn program() -> OneOfBuilder {
+    let text = || ObjectBuilder::new().schema_type(Type::String);
+    OneOfBuilder::new()
+        .item(text())
+        .item(ArrayBuilder::new().items(text()))
+        .description(Some(
+            "Text is run by `bash -l -c`; a list is a program and its arguments, without a shell.",
+        ))
+        .example(Some(json!(["echo", "hello"])))
+}
+
 /// A command to run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExecRequest {
     /// Text is run by `bash -l -c`; a list is a program and its arguments, without a shell.
-    #[schema(value_type = Object, example = json!(["echo", "hello"]))]
+    #[schema(schema_with = program)]
     pub cmd: Program,
     /// Added to the sandbox's environment.
     #[serde(default)]
@@ -84,7 +100,7 @@ pub(crate) struct ExecRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct InteractiveRequest {
-    #[schema(value_type = Object, example = json!("bash -i -l"))]
+    #[schema(schema_with = program)]
     pub cmd: Program,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
