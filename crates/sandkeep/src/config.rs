@@ -76,6 +76,10 @@ settings! {
     /// Run although the disk use of boxes can not be limited on this host
     #[arg(num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     allow_unlimited_disk: bool = "SANDKEEP_ALLOW_UNLIMITED_DISK",
+    /// The runsc for the isolation level gvisor
+    /// [default: /usr/local/lib/sandkeep/runsc, or the first of the PATH]
+    #[arg(value_name = "FILE")]
+    runsc: PathBuf = "SANDKEEP_RUNSC",
     /// Directory with the kernel of machines, for the isolation level microvm
     /// [default: /usr/local/lib/sandkeep/kernel, or /usr/share/sandkeep/kernel]
     #[arg(value_name = "DIR")]
@@ -231,6 +235,7 @@ pub struct Config {
     /// `None`: as it was told before.
     pub storage_size: Option<Size>,
     pub allow_unlimited_disk: bool,
+    pub runsc: Option<PathBuf>,
     pub microvm_kernel: Option<PathBuf>,
     pub microvm_qemu: Option<PathBuf>,
     pub microvm_boot: Option<Duration>,
@@ -299,6 +304,7 @@ impl Config {
             storage_dir: settings.storage_dir.as_deref().map(absolute).transpose()?,
             storage_size,
             allow_unlimited_disk: settings.allow_unlimited_disk.unwrap_or(false),
+            runsc: settings.runsc.as_deref().map(absolute).transpose()?,
             microvm_kernel: settings.microvm_kernel,
             microvm_qemu: settings.microvm_qemu.as_deref().map(absolute).transpose()?,
             microvm_boot: settings.microvm_boot_seconds.map(Duration::from_secs),

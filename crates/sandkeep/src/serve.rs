@@ -266,10 +266,10 @@ async fn open_keeper(
         agent.clone(),
         config.keeper.max_boxes,
     ))?;
-    let gvisor = GvisorWard::new(GvisorWardConfig::new(
-        state.path().join("ward-gvisor"),
-        agent.clone(),
-    ))?;
+    let gvisor = GvisorWard::new(GvisorWardConfig {
+        runsc: config.runsc.clone(),
+        ..GvisorWardConfig::new(state.path().join("ward-gvisor"), agent.clone())
+    })?;
     let machines = if vault.is_read_only() {
         // Nothing can be made there until it is repaired; those that run need it not.
         state.path().join("ward-microvm-machines")
