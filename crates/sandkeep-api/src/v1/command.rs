@@ -11,7 +11,7 @@ use serde::{
     de::{self, SeqAccess, Visitor},
 };
 use serde_json::json;
-use utoipa::{ToSchema, openapi::schema};
+use utoipa::ToSchema;
 
 /// A week: whoever wants more can leave the time away.
 pub(crate) const MAX_TIMEOUT_MS: u64 = 7 * 24 * 3600 * 1000;
@@ -51,9 +51,9 @@ impl<'de> Deserialize<'de> for Program {
 }
 
 /// [`Program`], for the description.
-fn program() -> schema::OneOfBuilder {
+fn program() -> utoipa::openapi::schema::OneOfBuilder {
     // Imported here alone: what `ToSchema` derives spells them out.
-    use schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type};
+    use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type};
 
     let text = || ObjectBuilder::new().schema_type(Type::String);
     OneOfBuilder::new()

@@ -138,14 +138,14 @@ impl Hooks for Witness {
         drop(tallies);
         let host = denial.host.as_str().into();
         let reason = denial.why.as_str().into();
-        let kind = denial.reason.name().into();
+        let code = denial.reason.name().into();
         let action = match denial.via {
-            Via::Dns => Action::NameDenied { host, reason, kind },
+            Via::Dns => Action::NameDenied { host, reason, code },
             Via::Tcp | Via::Tls | Via::Http => Action::ConnectionDenied {
                 host,
                 port: denial.port,
                 reason,
-                kind,
+                code,
             },
         };
         self.note(id, denial.last, action);
