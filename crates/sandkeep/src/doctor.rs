@@ -51,6 +51,7 @@ pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
     let kvm = sandkeep_ward_microvm::kvm_offered().is_ok();
     let mut report = examine(&config, memory, gvisor, microvm, kvm);
     report.host.push(network::check().await);
+    report.host.push(network::registries(&config.network).await);
     if output.json {
         output.json(&report)?;
     } else {
