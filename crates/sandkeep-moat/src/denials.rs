@@ -2,8 +2,11 @@
 
 use std::collections::VecDeque;
 
+use ipnet::IpNet;
 use sandkeep_model::Timestamp;
 use serde::{Deserialize, Serialize};
+
+use crate::policy::{Asked, Reason};
 
 /// More different refusals than this push out the oldest.
 const KEPT: usize = 256;
@@ -18,12 +21,15 @@ pub enum Via {
     Http,
 }
 
-/// A request that was refused, as far as a rule could name it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
-    pub method: String,
-    /// Without the query.
-    pub path: String,
+impl Via {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Dns => "dns",
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+            Self::Http => "http",
+        }
+    }
 }
 
 /// One refusal, however often it was met.
@@ -37,6 +43,10 @@ pub struct Denial {
     /// Where the connection was let through and one request in it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Asked>,
+    pub reason: Reason,
+    /// Where its address is the reason: the range it lies in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<IpNet>,
     pub why: String,
     pub hint: String,
     pub first: Timestamp,
@@ -118,6 +128,8 @@ mod tests {
             host: host.to_owned(),
             port: 22,
             request: None,
+            reason: Reason::NoRule,
+            range: None,
             why: "because".to_owned(),
             hint: String::new(),
             first: Timestamp::from_millis(1),

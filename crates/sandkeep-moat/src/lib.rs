@@ -6,6 +6,7 @@
 
 pub mod policy;
 
+mod closed_registries;
 mod denials;
 mod dns;
 mod edge;
@@ -23,7 +24,8 @@ mod proxy;
 mod state;
 mod traffic;
 
-pub use denials::{Asked, Denial, Via};
+pub use closed_registries::{ClosedRegistry, closed_registries};
+pub use denials::{Denial, Via};
 pub use dns::{INSIDE_NAME, UpstreamDns};
 pub use edge::{BOX_V4, BOX_V6, INSIDE_V4};
 pub use hooks::{

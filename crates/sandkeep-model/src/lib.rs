@@ -21,6 +21,7 @@ mod server_key;
 mod state;
 mod time;
 mod usage;
+pub mod words;
 
 pub use auto::{
     KEEP_TAG, Keep, LONGEST_PATTERN, MOST_PATTERNS, PointPolicy, PointReason, PointWhy,
@@ -34,8 +35,8 @@ pub use limits::{Limits, LimitsWish, human_bytes};
 pub use name::{MAX_METADATA_BYTES, NameError, TemplateName, check_env, check_metadata};
 pub use page::{ListFilter, Order, Page, PageToken};
 pub use point::{
-    BoxTime, EngineBuild, MOST_TAGS, POINT_NAME_PATTERN, Pause, PauseMode, Point, PointId,
-    PointKind, TimeWish, check_point_name, check_point_tags, point_not_found,
+    BoxTime, EngineBuild, MOST_TAGS, POINT_NAME_PATTERN, POINT_PATTERN, Pause, PauseMode, Point,
+    PointId, PointKind, TimeWish, check_point_name, check_point_tags, point_not_found,
 };
 pub use recipe::{
     BoxDefaults, BuildId, Built, ColdLevel, FILES_KEY_PATTERN, LONGEST_READY, MODE_PATTERN,

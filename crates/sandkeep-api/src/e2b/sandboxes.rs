@@ -65,7 +65,7 @@ async fn create_any(
     request: NewSandbox,
     default_timeout: i64,
 ) -> Result<Created, E2bError> {
-    let asked = network::asked(request.network.as_ref(), request.allow_internet_access)?;
+    let asked = network::asked_of_create(request.network.as_ref(), request.allow_internet_access)?;
     let template = request.template_id.clone();
     let mut request = CreateSandbox {
         by: Some(caller.0),
@@ -120,6 +120,7 @@ fn checked(
             auto_resume: request.auto_resume.is_some_and(|wish| wish.enabled),
             pause_files_only: request.auto_pause_memory == Some(false),
             idle_seconds: None,
+            paused_limit_seconds: None,
             points: None,
         },
         idempotency_key: idempotency_key(headers)?,

@@ -6,14 +6,13 @@ use sandkeep_model::SandboxId;
 use tokio::net::TcpStream;
 
 use super::{
-    connection::No,
     dial::{self, DialError},
     meter::Flow,
     stream::BoxStream,
 };
 use crate::{
     denials::Via,
-    policy::{AddressGuard, Host, Policy},
+    policy::{AddressGuard, Host, Policy, Refusal},
     state::{Attempt, BoxState, BoxView},
 };
 
@@ -88,22 +87,12 @@ impl Wayout {
     }
 
     /// Takes down that a request was refused. Telling the box is the caller's.
-    pub fn deny(&self, host: &str, why: impl Into<String>, hint: impl Into<String>) {
+    pub fn deny(&self, host: &str, refusal: Refusal) {
         let attempt = Attempt {
             via: Via::Http,
             host: host.chars().take(Host::MAX_LENGTH).collect(),
             port: self.port(),
         };
-        self.state.deny(&attempt, why.into(), hint.into());
-    }
-
-    pub(crate) fn deny_request(&self, host: &str, no: No) {
-        let attempt = Attempt {
-            via: Via::Http,
-            host: host.chars().take(Host::MAX_LENGTH).collect(),
-            port: self.port(),
-        };
-        self.state
-            .deny_request(&attempt, no.request, no.why, no.hint);
+        self.state.deny(&attempt, refusal);
     }
 }
