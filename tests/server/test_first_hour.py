@@ -278,3 +278,52 @@ def test_completions_end_with_their_reader():
     shell = f"{binary()} completions bash | head -n 1"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
     assert "panicked" not in done.stderr and not done.stderr, done
+
+
+# ---- N18 to N20, and what was looked for and not there ----
+
+
+def test_doctor_looks_at_the_server_that_runs(server):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SANDKEEP_")}
+    ran = subprocess.run([str(binary()), "doctor", "--json"], capture_output=True, text=True, timeout=120, env=env)
+    checks = {check["name"]: check for check in json.loads(ran.stdout)["host"]}
+    assert str(server.pid) in checks["server"]["found"], checks["server"]
+    assert str(server.state) in checks["state directory"]["found"], checks["state directory"]
+
+
+def test_every_metric_says_what_it_is(server, box):
+    status, _, body = server.request("GET", "/metrics")
+    text = body.decode()
+    assert status == 200
+    told = set(re.findall(r"^# HELP (\S+)", text, re.M))
+    typed = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.M))
+    assert set(typed) <= told, set(typed) - told
+    assert "summary" not in typed.values(), typed
+    assert typed["sandkeep_http_request_seconds"] == "histogram"
+    for name in ("sandkeep_memory_bytes", "sandkeep_storage_bytes", "sandkeep_audit_records", "sandkeep_audit_healthy"):
+        assert re.search(rf"^{name}(\{{[^}}]*\}})? [0-9.e+]+$", text, re.M), name
+
+
+def test_a_command_without_dashes_is_told_where_they_go(server, box):
+    ran = run_cli(server, "exec", box.id, "make", "test")
+    assert ran.returncode == 2 and "sandkeep exec SANDBOX -- COMMAND" in ran.stderr, ran
+
+
+def test_many_templates_are_removed_at_once(server, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('from = "base"\n')
+    for name in ("hour-a", "hour-b"):
+        assert run_cli(server, "template", "build", name, "--file", str(recipe)).returncode == 0
+    ran = run_cli(server, "template", "rm", "hour-a", "hour-none", "hour-b")
+    assert ran.returncode == 1 and "hour-none" in ran.stderr, ran
+    assert ran.stdout.split() == ["hour-a", "hour-b"]
+    assert not [one for one in server.json("GET", "/v1/templates")["templates"] if one["name"].startswith("hour-")]
+
+
+def test_a_paused_sandbox_is_ended_at_its_limit(server, make):
+    box, other = make(paused_limit_seconds=1), make()
+    for one in (box, other):
+        post(one, "pause", memory=False)
+    wait_for(lambda: box.info()["state"] == "gone", "the end of a sandbox that was paused for too long", 40)
+    assert "paused for longer" in box.info()["gone"]["message"]
+    assert other.info()["state"] == "paused"

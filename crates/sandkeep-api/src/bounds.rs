@@ -10,8 +10,8 @@ use sandkeep_moat::policy::Profile;
 use sandkeep_model::{
     Audience, FILES_KEY_PATTERN, Isolation, LONGEST_PATTERN, Label, Limits, ListFilter,
     MAX_METADATA_BYTES, MODE_PATTERN, MOST_PATTERNS, MOST_STEPS, MOST_TAGS, NamedTokens,
-    PLAIN_PATTERN, POINT_NAME_PATTERN, PageToken, SandboxId, Scopes, SecretName, State,
-    TemplateName, TokenName,
+    PLAIN_PATTERN, POINT_NAME_PATTERN, POINT_PATTERN, PageToken, SandboxId, Scopes, SecretName,
+    State, TemplateName, TokenName,
 };
 use serde_json::{Map, Value, json};
 
@@ -127,9 +127,13 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
         ),
         ("CreateRequest.env", map_of(ENV_NAME, TEXT)),
         ("CreateRequest.metadata", map_of(TEXT, TEXT)),
-        ("CreateRequest.from_point", pattern(POINT_NAME_PATTERN)),
+        ("CreateRequest.from_point", pattern(POINT_PATTERN)),
         (
             "CreateRequest.idle_seconds",
+            from_to(1, MAX_TIMEOUT_SECONDS),
+        ),
+        (
+            "CreateRequest.paused_limit_seconds",
             from_to(1, MAX_TIMEOUT_SECONDS),
         ),
         ("CreateRequest.network", wish.clone()),
@@ -153,9 +157,9 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
         ),
         ("TimeoutRequest.timeout_seconds", timeout(0)),
         ("ForkRequest.timeout_seconds", timeout(1)),
-        ("ForkRequest.at", pattern(POINT_NAME_PATTERN)),
+        ("ForkRequest.at", pattern(POINT_PATTERN)),
         ("ResumeRequest.timeout_seconds", timeout(1)),
-        ("RollbackRequest.to", pattern(POINT_NAME_PATTERN)),
+        ("RollbackRequest.to", pattern(POINT_PATTERN)),
         ("PointRequest.name", pattern(POINT_NAME_PATTERN)),
         ("PointRequest.tags", tags()),
         ("LabelRequest.name", pattern(POINT_NAME_PATTERN)),

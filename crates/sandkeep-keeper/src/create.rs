@@ -95,6 +95,7 @@ impl Plan {
             auto_resume: wish.auto_resume,
             pause_files_only: wish.pause_files_only,
             idle_seconds: wish.idle_seconds,
+            paused_limit_seconds: wish.paused_limit_seconds,
             lease_seconds: match self.request.expiry {
                 Expiry::Never => None,
                 Expiry::After(time) => Some(time.as_secs().max(1)),
@@ -139,6 +140,12 @@ impl Core {
             return Err(Error::invalid(
                 "idle_seconds",
                 "a sandbox can not be idle for 0 seconds",
+            ));
+        }
+        if request.time.paused_limit_seconds == Some(0) {
+            return Err(Error::invalid(
+                "paused_limit_seconds",
+                "a sandbox must be allowed to be paused for 1 second at least",
             ));
         }
         if let Some(points) = &request.time.points {

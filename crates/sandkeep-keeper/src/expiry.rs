@@ -181,6 +181,35 @@ impl Core {
         Ok(())
     }
 
+    /// Ends boxes that were paused for longer than they may be.
+    fn end_long_paused(self: &Arc<Self>) {
+        let most = self.config.paused_limit;
+        for entry in self.registry.all() {
+            let over = move |sandbox: &Sandbox| {
+                let own = sandbox.time.paused_limit_seconds.map(Duration::from_secs);
+                let limit = own.into_iter().chain(most).min();
+                let since = sandbox.time.pause.as_ref().map(|pause| pause.at);
+                sandbox.state == State::Paused
+                    && limit
+                        .zip(since)
+                        .is_some_and(|(limit, since)| since.plus(limit).has_passed())
+            };
+            if !entry.with(over) {
+                continue;
+            }
+            let core = Arc::clone(self);
+            self.tasks.spawn(async move {
+                // It may have been woken meanwhile.
+                let ended = core
+                    .stop_if(&entry, GoneReason::PausedTooLong, None, over)
+                    .await;
+                if let Err(error) = ended {
+                    tracing::debug!(id = %entry.id, %error, "ending a box that was paused for long");
+                }
+            });
+        }
+    }
+
     /// A box that could not be paused runs on; nothing of it may be lost.
     fn pause_again_later(&self, entry: &Entry) {
         if entry.state() == State::Running {
@@ -232,6 +261,7 @@ impl Core {
                     }
                 });
             }
+            self.end_long_paused();
             tokio::select! {
                 () = self.closing.cancelled() => return,
                 () = self.deadlines.wait() => {}

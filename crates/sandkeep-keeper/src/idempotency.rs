@@ -129,6 +129,9 @@ pub fn given(request: &CreateSandbox, network: &EgressWish) -> Result<Option<Ide
                 "pause_files_only": time.pause_files_only,
                 "idle_seconds": time.idle_seconds,
             });
+            if let Some(limit) = time.paused_limit_seconds {
+                said["paused_limit_seconds"] = limit.into();
+            }
             if let Some(points) = &time.points {
                 said["points"] = serde_json::json!(points);
             }

@@ -21,6 +21,17 @@ pub enum Via {
     Http,
 }
 
+impl Via {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Dns => "dns",
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+            Self::Http => "http",
+        }
+    }
+}
+
 /// One refusal, however often it was met.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Denial {

@@ -226,6 +226,8 @@ mod tests {
             via: Via::Tcp,
             host: host.to_owned(),
             port: 22,
+            reason: crate::policy::Reason::NoRule,
+            range: None,
             request: None,
             why: "because".to_owned(),
             hint: String::new(),

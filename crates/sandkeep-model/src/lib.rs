@@ -39,8 +39,8 @@ pub use limits::{Limits, LimitsWish, human_bytes};
 pub use name::{MAX_METADATA_BYTES, NameError, TemplateName, check_env, check_metadata};
 pub use page::{ListFilter, Order, Page, PageToken};
 pub use point::{
-    BoxTime, EngineBuild, MOST_TAGS, POINT_NAME_PATTERN, Pause, PauseMode, Point, PointId,
-    PointKind, TimeWish, check_point_name, check_point_tags, point_not_found,
+    BoxTime, EngineBuild, MOST_TAGS, POINT_NAME_PATTERN, POINT_PATTERN, Pause, PauseMode, Point,
+    PointId, PointKind, TimeWish, check_point_name, check_point_tags, point_not_found,
 };
 pub use recipe::{
     BoxDefaults, BuildId, Built, ColdLevel, FILES_KEY_PATTERN, LONGEST_READY, MODE_PATTERN,

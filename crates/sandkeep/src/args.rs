@@ -182,7 +182,7 @@ pub enum Command {
     /// Values that are added to requests of boxes, which never see them
     #[command(subcommand, after_help = SECRET_EXAMPLES)]
     Secret(SecretCommand),
-    /// What happened, who did it, and whether the record is what was written
+    /// Show the audit log: what happened and who did it; check that nobody changed it
     #[command(after_help = AUDIT_EXAMPLES)]
     Audit(AuditArgs),
     /// The keys that sign the tokens of boxes
@@ -434,6 +434,9 @@ pub struct CreateArgs {
     /// Pause it when nothing was asked of it for so long
     #[arg(long, value_name = "SPAN")]
     pub idle: Option<Span>,
+    /// End it when it was paused for so long
+    #[arg(long, value_name = "SPAN")]
+    pub paused_limit: Option<Span>,
     /// When points are made of it by themselves, for example before=risky,every=10m,keep=50;
     /// `sandkeep auto-points --help` tells all words; may be repeated
     #[arg(long, value_name = "RULE")]

@@ -140,6 +140,10 @@ settings! {
     /// Longest time a box may be given [default: never, which sets no bound]
     #[arg(value_name = "SPAN")]
     max_lifetime: Span = "SANDKEEP_MAX_LIFETIME",
+    /// How long sandboxes may be paused before they are ended; a create may ask for less
+    /// [default: never, they stay]
+    #[arg(value_name = "SPAN")]
+    paused_limit: Span = "SANDKEEP_PAUSED_LIMIT",
     /// How long boxes that are gone stay in the records [default: 7d]
     #[arg(value_name = "SPAN")]
     keep_history: Span = "SANDKEEP_KEEP_HISTORY",
@@ -329,6 +333,7 @@ impl Config {
                 isolation,
                 max_boxes: settings.max_boxes.unwrap_or(2000),
                 max_lifetime: settings.max_lifetime.and_then(Span::duration),
+                paused_limit: settings.paused_limit.and_then(Span::duration),
                 keep_history: keep_history
                     .duration()
                     .unwrap_or(Duration::from_secs(100 * 365 * 86_400)),

@@ -13,11 +13,13 @@ mod greet;
 mod init;
 mod listed;
 mod logging;
+mod meters;
 mod network;
 mod notify;
 mod operator_args;
 mod quantity;
 mod reset;
+mod running;
 mod serve;
 mod state;
 mod storage;
@@ -58,7 +60,7 @@ fn main() -> ExitCode {
     {
         return sandkeep_vault::disk_reader_main();
     }
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| wrong_usage(&error));
     if let Command::Completions { shell } = cli.command {
         let mut text = Vec::new();
         clap_complete::generate(shell, &mut Cli::command(), "sandkeep", &mut text);
@@ -98,6 +100,28 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// As clap says it; with what it cannot know: the command for a sandbox stands after `--`.
+fn wrong_usage(error: &clap::Error) -> ! {
+    let mut words = std::env::args()
+        .skip(1)
+        .filter(|word| !word.starts_with('-'));
+    let runs = words
+        .next()
+        .filter(|word| matches!(word.as_str(), "exec" | "run"));
+    if let (Some(command), clap::error::ErrorKind::UnknownArgument) = (runs, error.kind()) {
+        let sandbox = match command.as_str() {
+            "exec" => " SANDBOX",
+            _ => "",
+        };
+        // The message of clap comes after it, and the code is its, too.
+        let _ = writeln!(
+            io::stderr().lock(),
+            "hint: put the command after `--`: sandkeep {command}{sandbox} -- COMMAND"
+        );
+    }
+    error.exit()
 }
 
 async fn dispatch(cli: Cli) -> anyhow::Result<u8> {

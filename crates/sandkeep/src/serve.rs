@@ -6,10 +6,8 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
-use metrics_exporter_prometheus::PrometheusBuilder;
 use sandkeep_api::ApiState;
 use sandkeep_audit::{Audit, AuditConfig};
 use sandkeep_gateway::{Gateway, GatewayConfig};
@@ -38,7 +36,7 @@ use crate::{
     desk::Desk,
     follow::follow,
     greet::{self, KeyShown},
-    logging,
+    logging, meters,
     network::{
         Parts, Room,
         audit::Witness,
@@ -79,9 +77,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         None => None,
     };
     let stop = StopSignals::watch()?;
-    let metrics = PrometheusBuilder::new()
-        .install_recorder()
-        .map_err(|error| Error::internal(format!("starting the metrics: {error}")))?;
+    let metrics = meters::install()?;
 
     let secrets = secrets::open(&config.state, config.secrets_key_command.as_deref()).await?;
     let audit = open_audit(&config).await?;
@@ -115,16 +111,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         async move { tokio::join!(witness.sum_up(), identities.upkeep(key_age)) }
     });
     let sweep = tokio::spawn(secrets::sweep(Arc::clone(&secrets), keeper.clone()));
-    let upkeep = tokio::spawn({
-        let metrics = metrics.clone();
-        async move {
-            let mut interval = tokio::time::interval(Duration::from_secs(5));
-            loop {
-                interval.tick().await;
-                metrics.run_upkeep();
-            }
-        }
-    });
+    let upkeep = tokio::spawn(meters::upkeep(metrics.clone(), audit.clone()));
     let mut api = ApiState::new(
         keeper.clone(),
         key.clone(),

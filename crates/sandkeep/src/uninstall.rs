@@ -20,6 +20,7 @@ use crate::{
     args::UninstallArgs,
     cli::output::{Output, clean},
     config::Config,
+    running,
     state::{StateDir, holder_of, is_state, require_root},
 };
 
@@ -114,7 +115,7 @@ impl Found {
         let cgroups = Self::cgroups_of(state);
         let server = holder_of(state);
         let programs = Path::new(PROGRAMS);
-        let others = other_servers(server);
+        let others = running::servers().iter().any(|one| Some(one.pid) != server);
         Self {
             server,
             processes: processes_in(&cgroups),
@@ -307,20 +308,6 @@ fn unescaped(path: &str) -> String {
     .fold(path.to_owned(), |path, (code, plain)| {
         path.replace(code, plain)
     })
-}
-
-/// Whether a server of another state directory runs on this host.
-fn other_servers(own: Option<i32>) -> bool {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    processes
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
-        .filter(|pid| Some(*pid) != own)
-        .any(|pid| {
-            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let mut words = words.split(|byte| *byte == 0);
-            let program = words.next().unwrap_or_default();
-            program.ends_with(b"sandkeep") && words.next() == Some(b"serve".as_slice())
-        })
 }
 
 #[cfg(test)]

@@ -126,6 +126,7 @@ fn checked(
             auto_resume: request.auto_resume.is_some_and(|wish| wish.enabled),
             pause_files_only: request.auto_pause_memory == Some(false),
             idle_seconds: None,
+            paused_limit_seconds: None,
             points: None,
         },
         idempotency_key: idempotency_key(headers)?,

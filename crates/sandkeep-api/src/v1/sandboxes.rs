@@ -96,6 +96,7 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
             auto_resume,
             pause_files_only: !request.pause_memory,
             idle_seconds: request.idle_seconds,
+            paused_limit_seconds: request.paused_limit_seconds,
             points: request.auto_points.map(Into::into),
         },
         idempotency_key: idempotency_key(headers)?,

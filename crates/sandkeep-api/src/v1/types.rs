@@ -122,6 +122,10 @@ pub(crate) struct CreateRequest {
     #[serde(default)]
     #[schema(minimum = 1)]
     pub idle_seconds: Option<u64>,
+    /// It is ended when it was paused for so many seconds; the server may have a shorter limit.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub paused_limit_seconds: Option<u64>,
     /// `false`: a pause at its timeout or when idle keeps the files only.
     #[serde(default = "yes")]
     #[schema(default = true)]
@@ -222,6 +226,9 @@ pub(crate) struct SandboxView {
     pub auto_resume: bool,
     #[schema(required)]
     pub idle_seconds: Option<u64>,
+    /// It is ended when it was paused for so many seconds.
+    #[schema(required)]
+    pub paused_limit_seconds: Option<u64>,
     /// When points are made of it by themselves; `null`: never.
     #[schema(required)]
     pub auto_points: Option<AutoPoints>,
@@ -278,6 +285,7 @@ impl From<Sandbox> for SandboxView {
             ports: sandbox.ports,
             auto_resume: sandbox.time.auto_resume,
             idle_seconds: sandbox.time.idle_seconds,
+            paused_limit_seconds: sandbox.time.paused_limit_seconds,
             auto_points: sandbox.time.points.map(Into::into),
             point: sandbox.time.head,
             pause: sandbox.time.pause.map(Into::into),

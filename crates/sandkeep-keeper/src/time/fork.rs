@@ -112,6 +112,7 @@ impl Core {
                         auto_resume: source.time.auto_resume,
                         pause_files_only: source.time.pause_files_only,
                         idle_seconds: source.time.idle_seconds,
+                        paused_limit_seconds: source.time.paused_limit_seconds,
                         points: Some(source.time.points.clone().unwrap_or_default()),
                     },
                     identity: Identity {

@@ -140,6 +140,7 @@ pub fn config() -> KeeperConfig {
         },
         max_boxes: 50,
         max_lifetime: None,
+        paused_limit: None,
         keep_history: Duration::from_secs(3600),
         network: NetworkConfig::default(),
         points: None,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use sandkeep_model::{Error, Result};
 use serde::Serialize;
 
-use super::{AddressGuard, Host, PlainPath, Policy, Reason, Refusal, Rule, Standing, To};
+use super::{AddressGuard, Asked, Host, PlainPath, Policy, Reason, Refusal, Rule, Standing, To};
 
 /// A request inside a connection, when it can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,14 +113,18 @@ impl Policy {
             let why = format!("{} is not in the policy of this sandbox", target.host);
             (Reason::NoRule, why)
         });
-        let refusal = match narrowed.filter(|_| reason == Reason::RequestNotAllowed) {
-            Some(http) => {
-                let refusal = Refusal::new(reason, why, hint_for_request(target, http));
-                refusal.of_request(http.method, http.path)
-            }
-            None => Refusal::new(reason, why, hint_for(target)),
+        let narrowed = narrowed.filter(|_| reason == Reason::RequestNotAllowed);
+        let hint = match narrowed {
+            Some(http) => hint_for_request(target, http),
+            None => hint_for(target),
         };
-        Decision::Deny(refusal)
+        Decision::Deny(Refusal {
+            request: narrowed.map(|http| Asked {
+                method: http.method.to_owned(),
+                path: http.path.to_owned(),
+            }),
+            ..Refusal::new(reason, why, hint)
+        })
     }
 
     /// Whether an address a name resolved to may be dialled for that name.

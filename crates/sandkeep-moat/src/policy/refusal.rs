@@ -114,6 +114,14 @@ impl fmt::Display for Reason {
     }
 }
 
+/// A request that was refused, as far as a rule could name it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    pub method: String,
+    /// Without the query.
+    pub path: String,
+}
+
 /// A refusal, and the words for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
@@ -122,16 +130,8 @@ pub struct Refusal {
     pub hint: String,
     /// Where an address is the reason: the range it lies in.
     pub range: Option<IpNet>,
-    /// Where the connection was let through and one request in it was not.
+    /// Where the connection may be and this request in it may not.
     pub request: Option<Asked>,
-}
-
-/// A request that was refused, as far as a rule could name it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
-    pub method: String,
-    /// Without the query.
-    pub path: String,
 }
 
 impl Refusal {
@@ -142,18 +142,6 @@ impl Refusal {
             hint: hint.into(),
             range: None,
             request: None,
-        }
-    }
-
-    /// It is this request that is refused, not the connection.
-    #[must_use]
-    pub fn of_request(self, method: &str, path: &str) -> Self {
-        Self {
-            request: Some(Asked {
-                method: method.to_owned(),
-                path: path.to_owned(),
-            }),
-            ..self
         }
     }
 

@@ -410,11 +410,11 @@ mod tests {
         ]});
         let post = json!({"method": "POST", "path": "/upload*"});
         let denials = [
-            json!({"host": "a.test", "port": 443, "via": "http", "count": 2, "request": post}),
-            json!({"host": "a.test", "port": 443, "via": "tls", "count": 1}),
-            json!({"host": "c.b.test", "port": 80, "via": "http", "count": 1,
+            json!({"host": "a.test", "port": 443, "reason": "request_not_allowed", "count": 2, "request": post}),
+            json!({"host": "a.test", "port": 443, "reason": "no_rule", "count": 1}),
+            json!({"host": "c.b.test", "port": 80, "reason": "request_not_allowed", "count": 1,
                 "request": {"method": "GET", "path": "/y"}}),
-            json!({"host": "a.test", "port": 22, "count": 1}),
+            json!({"host": "a.test", "port": 22, "reason": "wrong_port", "count": 1}),
         ];
         let made = suggestion(policy.clone(), &denials).unwrap();
         let rules = made.policy["allow"].as_array().unwrap();

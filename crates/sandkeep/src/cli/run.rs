@@ -98,6 +98,9 @@ fn time_wish(args: &CreateArgs) -> Value {
     if args.auto_resume || args.no_auto_resume {
         wish.insert("auto_resume".to_owned(), args.auto_resume.into());
     }
+    if let Some(seconds) = args.paused_limit.and_then(Span::seconds) {
+        wish.insert("paused_limit_seconds".to_owned(), seconds.into());
+    }
     if let Some(seconds) = args.idle.and_then(Span::seconds) {
         wish.insert("idle_seconds".to_owned(), seconds.into());
     }

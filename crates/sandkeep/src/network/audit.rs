@@ -9,12 +9,14 @@ use std::{
     time::Duration,
 };
 
+use metrics::counter;
 use sandkeep_audit::{Action, Actor, Audit, Entry};
 use sandkeep_keeper::DenialBell;
 use sandkeep_moat::{BoxFuture, ConnectionRecord, Denial, Hooks, Phase, SecretUse, Via};
 use sandkeep_model::{SandboxId, Timestamp};
 
 use super::secrets::Uses;
+use crate::meters::DENIALS;
 
 /// Refusals of one box that are written one by one in a second; the rest is one number. What a
 /// box tries is its own choice, the disk is the operator's.
@@ -120,6 +122,7 @@ impl Hooks for Witness {
     }
 
     fn refused(&self, id: &SandboxId, denial: &Denial) {
+        counter!(DENIALS, "via" => denial.via.name()).increment(1);
         let second = denial.last.seconds();
         let mut tallies = self.tallies();
         let tally = tallies.entry(id.clone()).or_default();
@@ -152,6 +155,7 @@ impl Hooks for Witness {
     }
 
     fn refused_unseen(&self, id: &SandboxId, count: u64) {
+        counter!(DENIALS, "via" => "unseen").increment(count);
         self.tallies().entry(id.clone()).or_default().unwritten += count;
     }
 
