@@ -49,7 +49,9 @@ pub(crate) struct Exit {
 /// A running command. Dropping it kills the command, unless it was detached or has ended.
 pub(crate) struct Run {
     stream: ProcessStream,
+    /// Fires when all connections to the sandbox are cut, and is not asked again then.
     closed: Pin<Box<dyn Future<Output = ()> + Send>>,
+    was_cut: bool,
     leash: Leash,
     has_timeout: bool,
     /// Until its end was told.
@@ -91,7 +93,10 @@ impl Run {
         let event = tokio::select! {
             biased;
             event = self.stream.next() => event,
-            () = &mut self.closed => Err(cut()),
+            () = &mut self.closed, if !self.was_cut => {
+                self.was_cut = true;
+                Err(cut())
+            }
         };
         match event {
             Ok(Some(ProcessEvent::Data(output))) => Ok(match output {
@@ -131,8 +136,8 @@ impl Run {
             )
         };
         // The gate fires for those who are to come back, and for nobody else that lives.
-        let was_cut = self.closed.as_mut().now_or_never().is_some();
-        if was_cut && sandbox.is_ok_and(|sandbox| rests(sandbox.state)) {
+        self.was_cut = self.was_cut || self.closed.as_mut().now_or_never().is_some();
+        if self.was_cut && sandbox.is_ok_and(|sandbox| rests(sandbox.state)) {
             self.attached.send_replace(false);
             return Ok(Happening::Keepalive);
         }
@@ -152,6 +157,7 @@ impl Run {
         match again.await {
             Ok::<_, Error>((closed, stream)) => {
                 self.closed = closed;
+                self.was_cut = false;
                 self.stream = stream;
                 self.attached.send_replace(true);
                 Ok(Happening::Keepalive)
@@ -252,6 +258,7 @@ async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
     Ok(Run {
         stream,
         closed,
+        was_cut: false,
         leash,
         has_timeout: command.timeout.is_some(),
         command: Some(tracked),
