@@ -8,7 +8,7 @@ import socket
 import struct
 
 import pytest
-from boxkit import wait_for
+from boxkit import Box, wait_for
 
 
 class Client:
@@ -219,6 +219,18 @@ def test_a_box_that_ends_says_why_to_its_commands(server, box):
     box.kill()
     _, last = client.rest()
     assert "killed on request" in last["error"]["message"]
+
+
+def test_who_was_cut_off_at_the_end_of_a_sandbox_was_told_nothing(server):
+    """The request asked once more whether it had been cut off when it had heard so already, and broke down."""
+    for _ in range(8):
+        with Box(server, timeout_seconds=600) as box:
+            clients = [Client(server, box.path + "/exec", {"cmd": "sleep 600"}) for _ in range(8)]
+            for client in clients:
+                client.receive()
+            box.kill()
+            told = [client.rest()[1] for client in clients]
+        assert all(last and "killed on request" in last["error"]["message"] for last in told), told
 
 
 def test_large_output_is_cut_and_it_is_said(shared_box):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 
+import living
 import pytest
 from boxkit import Box, wait_for
 from sandkeep_server import Refused, binary
@@ -130,11 +131,11 @@ def test_a_box_paused_before_a_reboot_resumes_after_it(server, make):
     assert pause(box)["pause"]["mode"] == "disk"
     mode = pause(frozen)["pause"]["mode"]
     server.kill_hard()
-    for pid in box_processes():
+    for pid in living.processes(server):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
             thaw(pid)
-    wait_for(lambda: not box_processes(), "no process of any box is left")
+    wait_for(lambda: not living.processes(server), "no process of any box is left")
     pool = server.state / "pool"
 
     def unmounted():
@@ -199,16 +200,3 @@ def thaw(pid):
             state = f"/sys/fs/cgroup/freezer{path}/freezer.state"
             with open(state, "w") as file:
                 file.write("THAWED")
-
-
-def box_processes():
-    """Processes in cgroups of boxes: everything our servers started inside this room."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            dead = " Z " in open(f"/proc/{entry.name}/stat").read()
-            if not dead and "sandkeep" in open(f"/proc/{entry.name}/cgroup").read():
-                found.append(int(entry.name))
-    return found

@@ -152,6 +152,12 @@ impl Core {
                 // An earlier server may have held it for want of storage. One that was pausing
                 // goes on when nobody writes it down any more.
                 if entry.state() == State::Running {
+                    let still = entry.ward.is_frozen(&entry.id).await.unwrap_or(false);
+                    if still && self.storage.seen().low {
+                        // It would take what is left before anybody looks.
+                        entry.set_held(Some(Timestamp::now()));
+                        return true;
+                    }
                     let free = self.own_limit_again(entry).await;
                     if let Err(error) = free.and(entry.ward.thaw(&entry.id).await) {
                         tracing::warn!(id = %entry.id, %error, "thawing an adopted box");

@@ -73,7 +73,10 @@ impl Core {
     pub async fn open(self: &Arc<Self>) -> Result<()> {
         meters::describe();
         self.look_at_storage().await;
+        // Sandboxes of an earlier run write while they are adopted.
+        let attended = self.vault.attended();
         let (adopted, ()) = tokio::join!(self.adopt(), self.levels.look());
+        drop(attended);
         self.tasks.spawn(Arc::clone(self).reattach(adopted?));
         for ward in self.levels.wards() {
             if let Some(events) = ward.events() {

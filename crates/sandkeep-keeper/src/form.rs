@@ -122,7 +122,7 @@ impl Core {
         };
         let begun = tokio::time::timeout(patience, begin).await;
         if raised.is_some() {
-            self.vault.limit_after_wake(&entry.id, limit).await?;
+            self.vault.set_disk_limit(&entry.id, limit).await?;
         }
         let begun = begun.unwrap_or_else(|_| {
             Err(Error::new(

@@ -14,7 +14,6 @@ use std::{
 use futures_util::StreamExt as _;
 use sandkeep_model::{Code, Error, EventKind, Result, SandboxId, State, Timestamp, human_bytes};
 use sandkeep_vault::{StorageState, state_disk_full, storage_read_only};
-use tokio::time::MissedTickBehavior;
 
 use crate::{
     core::Core,
@@ -25,6 +24,8 @@ use crate::{
 };
 
 const EVERY: Duration = Duration::from_millis(300);
+/// The same while it may be low in a moment: nobody shall take what is left between two looks.
+const EVERY_WHILE_NEAR: Duration = Duration::from_millis(50);
 /// Sandboxes stopped or let go side by side.
 const AT_ONCE: usize = 8;
 /// Rounds between two looks for what the ledger was not told.
@@ -40,6 +41,8 @@ const PART_OF_FIRST: u64 = 16;
 #[derive(Default)]
 pub struct Storage {
     state: Mutex<StorageState>,
+    /// Limits below their own, of sandboxes that may be about to take what is left for all.
+    capped: Mutex<HashMap<SandboxId, u64>>,
     /// What disks of running sandboxes held since the storage became low.
     since_low: Mutex<HashMap<SandboxId, Seen>>,
     pub takers: Takers,
@@ -47,6 +50,9 @@ pub struct Storage {
     /// The work of holding, or letting go, is under way.
     busy: tokio::sync::Mutex<()>,
 }
+
+/// Who may hold no more than so much for now.
+type Capped = (Arc<Entry>, u64);
 
 #[derive(Debug, Clone, Copy)]
 struct Seen {
@@ -87,7 +93,7 @@ pub struct StorageReport {
 }
 
 impl Storage {
-    fn seen(&self) -> StorageState {
+    pub fn seen(&self) -> StorageState {
         *lock(&self.state)
     }
 
@@ -176,12 +182,15 @@ impl Core {
 
     /// Looks after the storage, for ever.
     pub async fn watch_storage(self: Arc<Self>) {
-        let mut tick = tokio::time::interval(EVERY);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for round in 0_u32.. {
+            let state = self.storage.seen();
+            let pause = match state.near && !state.low {
+                true => EVERY_WHILE_NEAR,
+                false => EVERY,
+            };
             tokio::select! {
                 () = self.closing.cancelled() => return,
-                _ = tick.tick() => {}
+                () = tokio::time::sleep(pause) => {}
             }
             self.look_at_storage().await;
             if round.is_multiple_of(LEDGER_EVERY) {
@@ -211,9 +220,12 @@ impl Core {
         };
         if state.low && !state.read_only {
             self.look_who_took_if_due().await;
-            let Ok(writers) = self.writers(&state).await else {
+            let Ok((writers, to_cap)) = self.writers(&state).await else {
                 return;
             };
+            for (entry, most) in to_cap {
+                self.cap(&entry, most).await;
+            }
             if !writers.is_empty() {
                 self.tasks
                     .spawn(async move { core.hold_all(writers, state).await });
@@ -222,7 +234,7 @@ impl Core {
             lock(&self.storage.since_low).clear();
             *lock(&self.storage.looked_who_took) = None;
             self.note_who_holds_what().await;
-            if held > 0 {
+            if held > 0 || !lock(&self.storage.capped).is_empty() {
                 self.tasks.spawn(async move { core.let_all_go().await });
             }
         }
@@ -246,8 +258,8 @@ impl Core {
 
     /// Who must stop: of those who took the room whoever goes on writing, and everybody who used up his
     /// share of what is left. Once the reserve is touched also all who have a kernel of their own: that
-    /// takes a refusal for a broken disk.
-    async fn writers(&self, state: &StorageState) -> Result<Vec<Arc<Entry>>> {
+    /// takes a refusal for a broken disk. And what those who took the room may hold until the next look.
+    async fn writers(&self, state: &StorageState) -> Result<(Vec<Arc<Entry>>, Vec<Capped>)> {
         let running: HashMap<SandboxId, Arc<Entry>> = self
             .registry
             .all()
@@ -268,7 +280,8 @@ impl Core {
         let fast = (state.total_bytes / 1024).max(LEAST_FAST);
         let share = fast.max(state.spare_bytes / (running.len() as u64 + 1));
         let mut since_low = lock(&self.storage.since_low);
-        let mut writers = Vec::new();
+        let capped = lock(&self.storage.capped);
+        let (mut writers, mut takers) = (Vec::new(), Vec::new());
         for (id, bytes) in holds {
             let seen = since_low.entry(id.clone()).or_insert(Seen {
                 first: bytes,
@@ -280,14 +293,26 @@ impl Core {
                 continue;
             };
             let took = took.get(&id).copied().unwrap_or(0).max(since);
-            let goes_on = bytes.saturating_sub(last) > fast && took >= first / PART_OF_FIRST;
+            let is_taker = took >= first / PART_OF_FIRST;
+            let goes_on = bytes.saturating_sub(last) > fast && is_taker;
             let machine = entry.ward.disk_form().is_some();
             if goes_on || since > share || (state.spent && machine) {
                 writers.push(Arc::clone(entry));
             }
+            if is_taker && !machine {
+                takers.push((Arc::clone(entry), bytes));
+            }
         }
-        drop(since_low);
-        Ok(writers)
+        // One who is faster than we look gets no further than to where something is left for the others.
+        let part = state.spare_bytes.saturating_sub(state.grant_bytes) / takers.len().max(1) as u64;
+        let part = part.max(fast);
+        takers.retain_mut(|(entry, most)| {
+            *most = most.saturating_add(part);
+            capped
+                .get(&entry.id)
+                .is_none_or(|cap| most.abs_diff(*cap) > fast)
+        });
+        Ok((writers, takers))
     }
 
     async fn hold_all(&self, writers: Vec<Arc<Entry>>, state: StorageState) {
@@ -339,6 +364,29 @@ impl Core {
         self.note(entry, low).await;
     }
 
+    /// Leaves the others their part of what all may write until the next look.
+    async fn cap(&self, entry: &Entry, most: u64) {
+        // Whoever is at work with it may set its limit.
+        let Ok(_turn) = entry.turn.try_lock() else {
+            return;
+        };
+        if entry.state() != State::Running || entry.held().is_some() {
+            return;
+        }
+        let own = Self::own_limit(entry);
+        if own > 0 && own <= most {
+            return;
+        }
+        match self.vault.set_disk_limit(&entry.id, most.max(1)).await {
+            Ok(()) => {
+                lock(&self.storage.capped).insert(entry.id.clone(), most);
+            }
+            Err(error) => {
+                tracing::warn!(id = %entry.id, %error, "it may take what is left for all")
+            }
+        }
+    }
+
     async fn limit_to_what_it_has(&self, entry: &Entry) {
         let held = self.vault.held_by(vec![entry.id.clone()]).await;
         let bytes = held
@@ -356,9 +404,20 @@ impl Core {
         if self.vault.is_read_only() {
             return Ok(());
         }
+        let own = Self::own_limit(entry);
+        self.vault.set_disk_limit(&entry.id, own).await?;
+        lock(&self.storage.capped).remove(&entry.id);
+        Ok(())
+    }
+
+    fn own_limit(entry: &Entry) -> u64 {
         let limits = entry.with(|sandbox| sandbox.limits);
-        let quota = form::quota(entry.ward.as_ref(), &limits);
-        self.vault.set_disk_limit(&entry.id, quota).await
+        form::quota(entry.ward.as_ref(), &limits)
+    }
+
+    /// Whether its limit is not its own.
+    pub fn is_capped(&self, id: &SandboxId) -> bool {
+        lock(&self.storage.capped).contains_key(id)
     }
 
     async fn note(&self, entry: &Entry, kind: EventKind) {
@@ -383,6 +442,20 @@ impl Core {
                 }
             })
             .await;
+        let capped: Vec<SandboxId> = lock(&self.storage.capped).keys().cloned().collect();
+        for id in capped {
+            let Some(entry) = self.registry.find(&id) else {
+                lock(&self.storage.capped).remove(&id);
+                continue;
+            };
+            // Who is at work with it now is asked again in the next round.
+            let Ok(_turn) = entry.turn.try_lock() else {
+                continue;
+            };
+            if let Err(error) = self.own_limit_again(&entry).await {
+                tracing::warn!(%id, %error, "it keeps a lower limit");
+            }
+        }
     }
 
     /// Lets a box go on that is held, if it is. The caller has the turn.
@@ -391,7 +464,8 @@ impl Core {
             return Ok(());
         }
         if let Err(error) = self.own_limit_again(entry).await {
-            tracing::warn!(id = %entry.id, %error, "a box that goes on keeps a lower limit");
+            tracing::warn!(id = %entry.id, %error, "its own limit is tried again");
+            lock(&self.storage.capped).insert(entry.id.clone(), 0);
         }
         if entry.state() == State::Running {
             entry.ward.thaw(&entry.id).await?;

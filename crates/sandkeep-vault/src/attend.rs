@@ -50,8 +50,12 @@ pub struct StorageState {
     pub below_free_bytes: u64,
     /// So little is left that whoever writes must stop, and nothing new is begun.
     pub low: bool,
+    /// Soon it may be: so little is left that a fast writer gets there before one looks twice.
+    pub near: bool,
     /// What sandboxes may still write before the reserve is touched.
     pub spare_bytes: u64,
+    /// What all of them together may write of the reserve until the next look.
+    pub grant_bytes: u64,
     /// Room is short, and some may have been freed that the kernel has not given back yet.
     pub freeing: bool,
     /// Even the reserve is touched: a sandbox that writes is refused.
@@ -108,6 +112,7 @@ pub fn attend(vault: &Inner) -> Result<StorageState> {
         (mark, true) => (mark + mark / 4, names + names / 4),
         (mark, false) => (mark, names),
     };
+    state.near = left < 2 * mark;
     state.low = left < mark || space.free_for_names < names_mark;
     vault.was_low.store(state.low, Ordering::Relaxed);
     // The limit of all disks together is as exact as this.
@@ -115,11 +120,13 @@ pub fn attend(vault: &Inner) -> Result<StorageState> {
     state.spent = left <= reserve + reserve / 8 + 8 * MIB || space.free_for_names < names / 2;
     if !state.read_only && pool.kind != PoolKind::PlainDirectory {
         let most = left + space.promised;
-        // While it is low there is a little for everybody in each round, out of the reserve: who
-        // takes more than that is seen, and held.
+        let before_reserve = most.saturating_sub(reserve);
+        state.grant_bytes = most.saturating_sub(reserve / 2).min(reserve / 8);
+        // Below the reserve there is a little for everybody in each round: who takes more than that is
+        // seen, and held.
         let (more, exact) = match state.low {
-            true => (most.saturating_sub(reserve / 2).min(reserve / 8), MIB),
-            false => (most.saturating_sub(reserve), 16 * MIB),
+            true => (before_reserve.max(state.grant_bytes), MIB),
+            false => (before_reserve, 16 * MIB),
         };
         let dir = btrfs::open_dir(&pool.root).doing_to("opening", &pool.root)?;
         if let Err(error) = vault.quota.limit_sum(dir.as_fd(), more, exact) {

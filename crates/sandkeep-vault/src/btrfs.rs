@@ -16,10 +16,10 @@ use std::{
 };
 
 const MAGIC: u32 = 0x94;
-const WRITE: u32 = 1;
-const READ: u32 = 2;
+pub const WRITE: u32 = 1;
+pub const READ: u32 = 2;
 
-const fn request(direction: u32, number: u32, size: usize) -> c_ulong {
+pub const fn request(direction: u32, number: u32, size: usize) -> c_ulong {
     ((direction << 30) | ((size as u32) << 16) | (MAGIC << 8) | number) as c_ulong
 }
 
@@ -83,28 +83,28 @@ struct QgroupLimit {
 }
 
 #[repr(C)]
-struct SearchKey {
-    tree_id: u64,
-    min_objectid: u64,
-    max_objectid: u64,
-    min_offset: u64,
-    max_offset: u64,
-    min_transid: u64,
-    max_transid: u64,
-    min_type: u32,
-    max_type: u32,
-    nr_items: u32,
-    unused: u32,
-    unused_more: [u64; 4],
+pub struct SearchKey {
+    pub tree_id: u64,
+    pub min_objectid: u64,
+    pub max_objectid: u64,
+    pub min_offset: u64,
+    pub max_offset: u64,
+    pub min_transid: u64,
+    pub max_transid: u64,
+    pub min_type: u32,
+    pub max_type: u32,
+    pub nr_items: u32,
+    pub unused: u32,
+    pub unused_more: [u64; 4],
 }
 
 const SEARCH_BUFFER: usize = 16 * 1024;
 
 #[repr(C)]
-struct Search {
-    key: SearchKey,
+pub struct Search {
+    pub key: SearchKey,
     buf_size: u64,
-    buf: [u8; SEARCH_BUFFER],
+    pub buf: [u8; SEARCH_BUFFER],
 }
 
 #[repr(C)]
@@ -166,7 +166,7 @@ const LIMIT_EXCLUSIVE: u64 = 1 << 1;
 
 /// # Safety
 /// `T` must be the structure (or a larger one that begins with it) which `request` names.
-unsafe fn call<T>(fd: BorrowedFd<'_>, request: c_ulong, args: &mut T) -> io::Result<()> {
+pub unsafe fn call<T>(fd: BorrowedFd<'_>, request: c_ulong, args: &mut T) -> io::Result<()> {
     // SAFETY: `fd` is open for the whole call and `args` is a valid, exclusive pointer to
     // what the kernel expects for this request, as the caller promised.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(args)) };
@@ -313,7 +313,7 @@ pub fn removes_subvolumes(pool: BorrowedFd<'_>) -> io::Result<bool> {
 
 /// Offsets of the items of one kind that the root tree has about a subvolume.
 fn root_items(pool: BorrowedFd<'_>, id: u64, kind: u32) -> io::Result<Vec<u64>> {
-    let found = search(
+    let answer = search(
         pool,
         SearchKey {
             tree_id: ROOT_TREE,
@@ -324,7 +324,8 @@ fn root_items(pool: BorrowedFd<'_>, id: u64, kind: u32) -> io::Result<Vec<u64>> 
             ..EVERYTHING
         },
     )?;
-    Ok(found_offsets(&found.buf, found.key.nr_items))
+    let items = found(&answer.buf, answer.key.nr_items);
+    Ok(items.into_iter().map(|(offset, _)| offset).collect())
 }
 
 /// Whether anything in the snapshot `now` was written after the snapshot `then`, from which
@@ -358,7 +359,7 @@ pub fn changed_since(then: &Path, now: &Path) -> io::Result<bool> {
 }
 
 /// All items of the tree that belongs to the descriptor.
-const EVERYTHING: SearchKey = SearchKey {
+pub const EVERYTHING: SearchKey = SearchKey {
     tree_id: 0,
     min_objectid: 0,
     max_objectid: u64::MAX,
@@ -373,7 +374,7 @@ const EVERYTHING: SearchKey = SearchKey {
     unused_more: [0; 4],
 };
 
-fn search(fd: BorrowedFd<'_>, key: SearchKey) -> io::Result<Box<Search>> {
+pub fn search(fd: BorrowedFd<'_>, key: SearchKey) -> io::Result<Box<Search>> {
     let mut args = Box::new(Search {
         key,
         buf_size: SEARCH_BUFFER as u64,
@@ -385,20 +386,22 @@ fn search(fd: BorrowedFd<'_>, key: SearchKey) -> io::Result<Box<Search>> {
     Ok(args)
 }
 
-/// Each item found: transid, objectid, offset (u64), type, length (u32), then the item.
-fn found_offsets(buf: &[u8], count: u32) -> Vec<u64> {
+/// Each item found, with its offset. The answer has transid, objectid, offset (u64), type, length (u32),
+/// then the item.
+pub fn found(buf: &[u8], count: u32) -> Vec<(u64, &[u8])> {
     const HEAD: usize = 32;
     let mut out = Vec::new();
     let mut rest = buf;
     for _ in 0..count {
-        let Some(head) = rest.get(..HEAD) else { break };
+        let Some((head, items)) = rest.split_at_checked(HEAD) else {
+            break;
+        };
         let (Ok(offset), Ok(length)) = (head[16..24].try_into(), head[28..32].try_into()) else {
             break;
         };
-        out.push(u64::from_ne_bytes(offset));
-        let Some(next) = rest.get(HEAD + u32::from_ne_bytes(length) as usize..) else {
-            break;
-        };
+        let length = u32::from_ne_bytes(length) as usize;
+        let (item, next) = items.split_at_checked(length).unwrap_or((items, &[]));
+        out.push((u64::from_ne_bytes(offset), item));
         rest = next;
     }
     out
@@ -550,10 +553,10 @@ mod tests {
         let mut item = [0_u8; 40];
         item[16..24].copy_from_slice(&77_u64.to_ne_bytes());
         item[28..32].copy_from_slice(&8_u32.to_ne_bytes());
-        assert_eq!(found_offsets(&item, 2), [77]);
-        assert_eq!(found_offsets(&item[..20], 1), [0_u64; 0]);
+        assert_eq!(found(&item, 2), [(77, &[0_u8; 8][..])]);
+        assert_eq!(found(&item[..20], 1), []);
         item[28..32].copy_from_slice(&u32::MAX.to_ne_bytes());
-        assert_eq!(found_offsets(&item, 5), [77]);
+        assert_eq!(found(&item, 5), [(77, &[0_u8; 8][..])]);
     }
 
     #[test]

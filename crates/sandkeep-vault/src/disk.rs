@@ -117,25 +117,17 @@ pub fn existing(vault: &Inner, id: &SandboxId) -> Result<PathBuf> {
     }
 }
 
-/// By way of the disk itself: of one that may write no more the limit stays as it is.
+/// The kernel charges the change to the subvolume it comes by, and refuses it where that is at its limit:
+/// by way of the disk a limit that was lowered could not be raised again.
 pub fn set_limit(vault: &Inner, id: &SandboxId, limit: u64) -> Result<()> {
-    limit_by_way_of(vault, &existing(vault, id)?, id, limit)
-}
-
-/// Around a wake, also of a disk that is over its limit. The kernel charges the change to the
-/// subvolume that is named, so that is not the disk.
-pub fn set_limit_of_any(vault: &Inner, id: &SandboxId, limit: u64) -> Result<()> {
-    limit_by_way_of(vault, &vault.pool.root, id, limit)
-}
-
-fn limit_by_way_of(vault: &Inner, way: &Path, id: &SandboxId, limit: u64) -> Result<()> {
     check_limit(vault, limit)?;
     let path = existing(vault, id)?;
     if vault.quota.kind == QuotaKind::None {
         return Ok(());
     }
     let volume = volume_of(&path)?;
-    let dir = btrfs::open_dir(way).doing_to("opening", way)?;
+    let root = &vault.pool.root;
+    let dir = btrfs::open_dir(root).doing_to("opening", root)?;
     vault
         .quota
         .limit(dir.as_fd(), volume, limit)

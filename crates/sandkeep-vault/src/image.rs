@@ -140,16 +140,9 @@ impl Vault {
             }
             let held = crate::disk::held(vault, &id)?.unwrap_or(0);
             let most = limit.max(held).saturating_add(to_bring_back(&image)?);
-            crate::disk::set_limit_of_any(vault, &id, most)
+            crate::disk::set_limit(vault, &id, most)
         })
         .await
-    }
-
-    /// Its own limit again, after that.
-    pub async fn limit_after_wake(&self, id: &SandboxId, limit: u64) -> Result<()> {
-        let id = id.clone();
-        self.run(move |vault| crate::disk::set_limit_of_any(vault, &id, limit))
-            .await
     }
 
     /// All memory that is kept in points.

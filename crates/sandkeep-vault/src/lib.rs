@@ -24,6 +24,7 @@ mod loopdev;
 mod memory;
 mod mounts;
 mod parcel;
+mod pieces;
 mod point;
 mod points;
 mod pool;

@@ -18,6 +18,7 @@ use crate::{
     doing::Doing as _,
     loopdev::{LoopDevice, backing_file},
     mounts::{mounted_at, same_file},
+    pieces,
     quota::QuotaKind,
     sizing::{self, Below, TAIL},
     space::Space,
@@ -25,9 +26,10 @@ use crate::{
     vault::VaultConfig,
 };
 
-/// No discards: the blocks of the pool file stay. And one piece in seven is set aside for names:
-/// else contents would take all of them, and where no name can be written nothing can be deleted.
-const OPTIONS: &CStr = c"space_cache=v2,nodiscard,metadata_ratio=6";
+/// No discards: the blocks of the pool file stay. And nothing is set aside for names that they do not
+/// need: the kernel takes an empty piece back, sets it aside again, and with each of them a tenth of
+/// a small storage came and went. [`Space`] keeps a piece for names that are about to need one.
+const OPTIONS: &CStr = c"space_cache=v2,nodiscard,metadata_ratio=0";
 
 /// What belongs to root of a sandbox on its disk belongs to root of the host here. The clone of
 /// the mount that a sandbox has is without `nosuid`: sudo works there.
@@ -320,6 +322,12 @@ fn open_loop(state: &Path, wanted: Option<u64>) -> Result<Pool> {
             %error,
             "the disk below has less room than the storage was promised: it is watched, but something \
              that fills that disk at once can break the storage"
+        );
+    }
+    if let Err(error) = pieces::widen_names(&pool.root) {
+        tracing::warn!(
+            %error,
+            "names stay in a small piece: while the storage is full, writes may be refused for a moment"
         );
     }
     Ok(pool)

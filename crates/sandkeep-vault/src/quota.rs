@@ -150,7 +150,7 @@ impl Quota {
         exact: u64,
     ) -> io::Result<()> {
         let Some(sum) = sum else { return Ok(()) };
-        let limit = self.held(sum.group)?.saturating_add(more);
+        let limit = self.counted(sum.group, more)?.saturating_add(more);
         let mut last = sum.limit.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_some_and(|last| last.abs_diff(limit) < exact) {
             return Ok(());
@@ -168,7 +168,18 @@ impl Quota {
             .saturating_add(self.figure(group, "rsv_data")?))
     }
 
-    /// The same of one disk: what it grows by shows here while it is still being written.
+    /// What the kernel compares with the limit of a group. It sets room aside for names as well, 80 KiB
+    /// for each file that is made, and gives that back when it writes its books: three hundred new
+    /// files would take all that is left from the others. What is set aside shall not become contents,
+    /// so it is made up for with no more than `most`.
+    fn counted(&self, group: Qgroup, most: u64) -> io::Result<u64> {
+        let for_names = self
+            .figure(group, "rsv_meta_prealloc")?
+            .saturating_add(self.figure(group, "rsv_meta_pertrans")?);
+        Ok(self.held(group)?.saturating_add(for_names.min(most)))
+    }
+
+    /// What one disk holds: what it grows by shows here while it is still being written.
     pub fn held_by(&self, id: u64) -> io::Result<Option<u64>> {
         match self.limited_group(id) {
             None => Ok(None),

@@ -51,9 +51,12 @@ pub fn watermark(total: u64) -> u64 {
 /// for the others. `open` is what is not set aside for contents or names yet.
 pub fn left_by_images(total: u64, open: u64) -> u64 {
     let low = watermark(total);
-    // Of this so much at once may be set aside for names.
-    let piece = (total / 10).min(if total > 50 * GIB { GIB } else { 256 * MIB });
-    low + low / 4 + 32 * MIB + piece.min(open)
+    low + low / 4 + 32 * MIB + piece(total).min(open)
+}
+
+/// So much at once the kernel sets aside for contents or names.
+pub fn piece(total: u64) -> u64 {
+    (total / 10).min(if total > 50 * GIB { GIB } else { 256 * MIB })
 }
 
 /// The same for names and trees.

@@ -57,9 +57,11 @@ impl Space {
         let system = Kind::read(&allocation.join("system"))?;
         let set_aside = data.on_disk + names.on_disk + system.on_disk;
         let open = total.saturating_sub(set_aside);
-        // After so many pieces for contents one is set aside for names, see `pool::OPTIONS`.
-        let open_to_contents = open - open / 7;
         let free_names = names.total.saturating_sub(names.taken + names.promised);
+        // The kernel sets a piece aside for names when four fifths of what they have are taken.
+        let crowded = free_names < names.total / 4 + 2 * sizing::watermark_for_names(total);
+        let for_names = if crowded { sizing::piece(total) } else { 0 };
+        let open_to_contents = open.saturating_sub(for_names);
         Ok(Self {
             total,
             free: (open_to_contents + data.total).saturating_sub(data.taken + data.promised),
@@ -115,12 +117,14 @@ pub fn size(stat: &StatVfs) -> u64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn promises_to_writers_are_not_free() {
+    const MIB: u64 = 1 << 20;
+
+    /// A file system of 2000 MiB, of which 890 are not set aside.
+    fn with_names_promised(promised: u64) -> Space {
         let dir = tempfile::tempdir().unwrap();
         for (kind, total, used, promised) in [
             ("data", 1000, 300, 200),
-            ("metadata", 100, 10, 50),
+            ("metadata", 100, 10, promised),
             ("system", 10, 1, 0),
         ] {
             let place = dir.path().join(kind);
@@ -133,12 +137,22 @@ mod tests {
                 ("bytes_reserved", 0),
                 ("bytes_may_use", promised),
             ] {
-                fs::write(place.join(name), format!("{value}\n")).unwrap();
+                fs::write(place.join(name), format!("{}\n", value * MIB)).unwrap();
             }
         }
-        let space = Space::read(dir.path(), 2000).unwrap();
-        assert_eq!(space.free, 890 - 890 / 7 + 500);
-        assert_eq!(space.promised, 200);
-        assert_eq!(space.free_for_names, 890 + 40);
+        Space::read(dir.path(), 2000 * MIB).unwrap()
+    }
+
+    #[test]
+    fn promises_to_writers_are_not_free() {
+        let space = with_names_promised(20);
+        assert_eq!(space.free, (890 + 500) * MIB);
+        assert_eq!(space.promised, 200 * MIB);
+        assert_eq!(space.free_for_names, (890 + 70) * MIB);
+    }
+
+    #[test]
+    fn what_names_are_about_to_need_was_counted_for_contents() {
+        assert_eq!(with_names_promised(60).free, (890 - 200 + 500) * MIB);
     }
 }

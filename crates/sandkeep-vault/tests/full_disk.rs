@@ -128,6 +128,12 @@ fn pour(path: &Path, at_most: u64) -> (u64, Option<io::Error>) {
     }
 }
 
+/// Has the kernel write its books and tidy up.
+fn sync_all(pool: &Path) {
+    run("btrfs", &["filesystem", "sync", pool.to_str().unwrap()]);
+    std::thread::sleep(Duration::from_millis(50));
+}
+
 fn is_read_only(root: &Path) -> bool {
     let stat = rustix::fs::statvfs(root).unwrap();
     stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY)
@@ -457,4 +463,52 @@ async fn images_took_the_storage_down_to_where_others_are_held() {
     assert_eq!(images[0].sandbox, owner);
     vault.remove_point(&point.id).await.unwrap();
     assert!(vault.images().await.unwrap().is_empty());
+}
+
+/// The kernel took empty pieces for names back, and then there was no room for a name for a moment.
+#[tokio::test]
+async fn a_small_file_of_a_neighbour_was_refused_now_and_then() {
+    let small = Small::new(2048);
+    let vault = small.open(Some(1024 * MIB)).await;
+    let tiny = import_tiny(&vault, "tiny").await;
+    let (culprit, neighbour) = (id(), id());
+    let taken = vault.create_disk(&culprit, &tiny, 8 << 30).await.unwrap();
+    let quiet = vault.create_disk(&neighbour, &tiny, 8 << 30).await.unwrap();
+    loop {
+        let state = vault.attend().await.unwrap();
+        if state.low {
+            break;
+        }
+        let (_, error) = pour(
+            &taken.path.join(format!("{}", state.free_bytes)),
+            state.spare_bytes.min(64 * MIB),
+        );
+        assert!(error.is_none(), "{error:?}");
+    }
+    for round in 0..40 {
+        // While it is low that has the kernel tidy up.
+        vault.attend().await.unwrap();
+        sync_all(&small.state().join("pool"));
+        let name = quiet.path.join(round.to_string());
+        fs::write(&name, "small").unwrap_or_else(|error| panic!("round {round}: {error}"));
+        sync(&name);
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_was_lowered_could_not_be_raised() {
+    let small = Small::new(1024);
+    let vault = small.open(Some(512 * MIB)).await;
+    let tiny = import_tiny(&vault, "tiny").await;
+    let id = id();
+    let disk = vault.create_disk(&id, &tiny, 256 * MIB).await.unwrap();
+    let (_, error) = pour(&disk.path.join("first"), 32 * MIB);
+    assert!(error.is_none(), "{error:?}");
+    // As it is held: it may keep what it has.
+    vault.set_disk_limit(&id, 16 * MIB).await.unwrap();
+    let refused = fs::write(disk.path.join("second"), "second").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(122));
+    vault.set_disk_limit(&id, 256 * MIB).await.unwrap();
+    let (_, error) = pour(&disk.path.join("third"), 32 * MIB);
+    assert!(error.is_none(), "{error:?}");
 }

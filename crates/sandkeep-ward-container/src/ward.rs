@@ -329,6 +329,11 @@ impl Ward for ContainerWard {
         .await
     }
 
+    async fn is_frozen(&self, id: &SandboxId) -> Result<bool> {
+        let live = self.inner.must_hold(id)?;
+        blocking(move || live.record.cgroups.is_frozen().map_err(Error::from)).await
+    }
+
     async fn thaw(&self, id: &SandboxId) -> Result<()> {
         let live = self.inner.must_hold(id)?;
         blocking(move || {

@@ -194,6 +194,12 @@ impl Ward for GvisorWard {
         self.inner.freeze(id).await
     }
 
+    async fn is_frozen(&self, id: &SandboxId) -> Result<bool> {
+        let live = self.inner.roster.must_hold(id)?;
+        let frozen = live.frozen.lock().await;
+        Ok(*frozen)
+    }
+
     async fn thaw(&self, id: &SandboxId) -> Result<()> {
         self.inner.thaw(id).await
     }

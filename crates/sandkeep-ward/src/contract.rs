@@ -182,6 +182,11 @@ pub trait Ward: Send + Sync + 'static {
         Err(cannot(self.level(), "freeze a box"))
     }
 
+    /// Whether a sandbox stands still because it was frozen.
+    async fn is_frozen(&self, _id: &SandboxId) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Lets a frozen box go on. Thawing a running box is no error.
     async fn thaw(&self, _id: &SandboxId) -> Result<()> {
         Err(cannot(self.level(), "thaw a box"))

@@ -2,11 +2,11 @@
 
 import os
 import random
-import subprocess
 import threading
 import time
 from pathlib import Path
 
+import living
 from boxkit import Box, wait_for
 from sandkeep_server import Refused
 
@@ -47,43 +47,6 @@ class Load:
                 time.sleep(0.02)
 
 
-def box_processes() -> set[str]:
-    """Agents alive on this machine, by their own command line."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            status = (entry / "status").read_text()
-        except OSError:
-            continue
-        ids = next((line for line in status.splitlines() if line.startswith("NSpid:")), "").split()
-        name = status.splitlines()[0].split("\t")[1]
-        if len(ids) > 2 and ids[-1] == "1" and "agent" in name:
-            found.add(entry.name)
-    return found
-
-
-def box_cgroups() -> set[str]:
-    found = set()
-    for base, directories, _ in os.walk("/sys/fs/cgroup"):
-        if "sandkeep" in base:
-            found.add(base)
-        if base.count("/") > 8:
-            directories.clear()
-    return found
-
-
-def network_namespaces() -> int:
-    out = subprocess.run(["lsns", "-t", "net", "-n", "-o", "NS"], capture_output=True, text=True).stdout.split()
-    return len(out)
-
-
-def disks(server) -> int:
-    listing = server.json("GET", "/v1/sandboxes?limit=100")["sandboxes"]
-    return len(listing)
-
-
 def test_kill_storm(server):
     server.end_boxes()
     mounts_before = Path("/proc/mounts").read_text().count(str(server.state))
@@ -120,14 +83,14 @@ def test_kill_storm(server):
 
     # What runs is exactly what the ledger knows.
     known = wait_for(lambda: known_and_pooled(server), "the pool is full again")
-    wait_for(lambda: len(box_processes()) == known, f"{known} agents, no orphan")
+    wait_for(lambda: len(living.agents(server)) == known, f"{known} agents, no orphan")
     server.end_boxes()
     for _ in range(20):
         if not server.json("GET", "/v1/sandboxes")["sandboxes"]:
             break
         server.end_boxes()
     pooled = server.json("GET", "/v1/host")["pooled"]
-    wait_for(lambda: len(box_processes()) == server.json("GET", "/v1/host")["pooled"], "only the pool is left")
+    wait_for(lambda: len(living.agents(server)) == server.json("GET", "/v1/host")["pooled"], "only the pool is left")
     assert Path("/proc/mounts").read_text().count(str(server.state)) == mounts_before
     roots = [p for p in Path(server.state).glob("pool/*/i*") if len(p.name) == 21]
     wait_for(lambda: len([p for p in Path(server.state).glob("pool/*/i*") if len(p.name) == 21]) <= pooled + 1, f"roots of gone boxes, seen {len(roots)}")
@@ -150,13 +113,13 @@ def test_nothing_is_left_when_all_boxes_are_gone(server):
     """Cgroups and namespaces after many lives: as many as there are boxes."""
     server.end_boxes()
     wait_for(lambda: server.json("GET", "/v1/host")["pooled"] >= 3, "the pool is full")
-    wait_for(lambda: len(box_processes()) == 3, "three agents")
-    before = network_namespaces()
-    groups = len(box_cgroups())
+    wait_for(lambda: len(living.agents(server)) == 3, "three agents")
+    before = len(living.network_namespaces(server))
+    groups = len(living.cgroups(server))
     for _ in range(10):
         with Box(server) as box:
             box.exec("true")
     wait_for(lambda: server.json("GET", "/v1/host")["pooled"] >= 3, "the pool is full")
-    wait_for(lambda: len(box_processes()) == 3, "three agents")
-    wait_for(lambda: network_namespaces() <= before, "namespaces go", limit=30)
-    wait_for(lambda: len(box_cgroups()) <= groups, "cgroups go", limit=30)
+    wait_for(lambda: len(living.agents(server)) == 3, "three agents")
+    wait_for(lambda: len(living.network_namespaces(server)) <= before, "namespaces go", limit=30)
+    wait_for(lambda: len(living.cgroups(server)) <= groups, "cgroups go", limit=30)

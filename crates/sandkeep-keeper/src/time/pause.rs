@@ -65,7 +65,8 @@ impl Core {
         }
         entry.became(State::Pausing);
         // Whoever pauses it freezes it, too, or lets it go on after that.
-        if entry.held().is_some() {
+        // And whatever wakes it gives it no limit.
+        if entry.held().is_some() || self.is_capped(&entry.id) {
             entry.set_held(None);
             self.own_limit_again(entry).await?;
         }
