@@ -13,12 +13,15 @@ use std::{
 
 use sandkeep_model::{SandboxId, Secret, Timestamp};
 use serde::Serialize;
-use tokio::sync::{Semaphore, watch};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::timeout,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     denials::{Denial, Denials, Via},
-    dns::{Given, Names, Resolver},
+    dns::{Given, Looked, Names, Resolver},
     edge::{Control, Kinds, Plan},
     hooks::{Hooks, Inside, Interceptor},
     intercept::{Authority, BoxKeys},
@@ -39,6 +42,8 @@ const MOST_NOTED: usize = 4096;
 const LONGEST_REASON: usize = 1024;
 /// What is counted is in its file after so long, at the latest; a budget at once.
 const WRITTEN_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// Whoever asks why is told of a resolver that is slow, and does not wait for it.
+const EXPLAINED_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long a box may take to say what it wants. No connection is held open by saying nothing.
 #[derive(Debug, Clone, Copy)]
@@ -88,7 +93,9 @@ impl Shared {
         if !found.allowed || found.host.name().is_none() {
             return;
         }
-        let looked = self.resolver.look(&found.host).await;
+        let looked = timeout(EXPLAINED_WITHIN, self.resolver.look(&found.host))
+            .await
+            .unwrap_or_else(|_| Looked::unanswered());
         if let Err(refusal) = looked.open_to(&found.host, found.port, policy, &self.guard) {
             found.but(refusal);
         }

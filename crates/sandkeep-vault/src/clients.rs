@@ -98,7 +98,7 @@ impl Clients {
 
     pub fn npmrc(&self) -> String {
         let mut out = String::from(
-            "fund=false\nupdate-notifier=false\nfetch-retries=2\nfetch-retry-mintimeout=500\nfetch-retry-maxtimeout=1000\n",
+            "fund=false\nupdate-notifier=false\nfetch-retries=1\nfetch-retry-mintimeout=500\nfetch-retry-maxtimeout=1000\n",
         );
         if self.has_authorities() {
             // Node knows only the authorities it was built with.

@@ -24,7 +24,7 @@ use crate::{
     listed::{Listed, Resolver},
     network::{NetworkSettings, identity::IdentitySettings},
     quantity::{Size, Span},
-    tls::{TlsSettings, check_domain},
+    tls::TlsSettings,
 };
 
 /// Where an installed server keeps its things.
@@ -290,7 +290,7 @@ impl Config {
         let most_disk = storage_size.or_else(kept).unwrap_or(Size::gib(100));
         let limits = limiting(&settings, most_disk)?;
         let isolation = isolation(&settings)?;
-        let tls = tls(&settings)?;
+        let tls = TlsSettings::choose(&settings)?;
         let template = match settings.pool_template {
             Some(name) => name,
             None => "base".parse()?,
@@ -406,49 +406,6 @@ fn isolation(settings: &Settings) -> Result<IsolationRule> {
     Ok(rule)
 }
 
-fn tls(settings: &Settings) -> Result<Option<TlsSettings>> {
-    let wrong = |field: &str, what: &str, hint: &str| Err(Error::invalid(field, what).hint(hint));
-    match (
-        &settings.tls_cert,
-        &settings.tls_key,
-        &settings.tls_self_signed,
-    ) {
-        (None, None, None) => Ok(None),
-        (Some(cert), Some(key), None) => Ok(Some(TlsSettings::Files {
-            cert: absolute(cert)?,
-            key: absolute(key)?,
-        })),
-        (None, None, Some(domain)) => {
-            check_domain(domain)?;
-            if settings.domain.as_ref().is_some_and(|own| own != domain) {
-                return wrong(
-                    "tls_self_signed",
-                    "domain and tls_self_signed name two domains",
-                    "leave domain out, or name the same",
-                );
-            }
-            Ok(Some(TlsSettings::SelfSigned {
-                domain: domain.clone(),
-            }))
-        }
-        (_, _, Some(_)) => wrong(
-            "tls_self_signed",
-            "tls_self_signed makes a certificate, and tls_cert or tls_key names one",
-            "use one of the two",
-        ),
-        (Some(_), None, None) => wrong(
-            "tls_key",
-            "tls_cert has no tls_key beside it",
-            "name the key of the certificate with --tls-key",
-        ),
-        (None, Some(_), None) => wrong(
-            "tls_cert",
-            "tls_key has no tls_cert beside it",
-            "name the certificate of the key with --tls-cert",
-        ),
-    }
-}
-
 /// Opening what stays closed all the same is a mistake better said now.
 fn opened(wish: Option<Listed<IpNet>>) -> Result<Vec<IpNet>> {
     let list = wish.map_or_else(Vec::new, |list| list.0);
@@ -521,7 +478,7 @@ fn host_memory_mib() -> Option<u64> {
     sandkeep_host::proc::memory("MemTotal").map(|bytes| bytes >> 20)
 }
 
-fn absolute(path: &Path) -> Result<PathBuf> {
+pub fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path)
         .map_err(|error| Error::from(error).context(format!("the path {}", path.display())))
 }

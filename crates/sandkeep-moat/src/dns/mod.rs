@@ -12,5 +12,5 @@ pub use answer::INSIDE_NAME;
 pub use upstream::UpstreamDns;
 
 pub(crate) use names::{Given, Names};
-pub(crate) use resolver::Resolver;
+pub(crate) use resolver::{Looked, Resolver};
 pub(crate) use serve::{datagrams, stream};

@@ -66,6 +66,14 @@ pub struct Looked {
 }
 
 impl Looked {
+    pub const fn unanswered() -> Self {
+        Self {
+            addresses: Vec::new(),
+            withheld: Vec::new(),
+            failure: LookupFailure::NoAnswer,
+        }
+    }
+
     /// Those that may be dialled for this name, or why there is none. A refusal by the policy or
     /// for the address comes first, for it stays when the resolver is well again.
     pub fn open_to(

@@ -18,8 +18,9 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
+use crate::config::{Settings, absolute};
 use certificate::Certificate;
-pub use self_signed::check_domain;
+use self_signed::check_domain;
 
 /// The first byte of every TLS connection: a handshake record.
 const HANDSHAKE: u8 = 0x16;
@@ -29,6 +30,53 @@ const HANDSHAKE: u8 = 0x16;
 pub enum TlsSettings {
     Files { cert: PathBuf, key: PathBuf },
     SelfSigned { domain: String },
+}
+
+impl TlsSettings {
+    /// `None`: no TLS. Settings that contradict each other are refused.
+    pub fn choose(settings: &Settings) -> Result<Option<Self>> {
+        let wrong =
+            |field: &str, what: &str, hint: &str| Err(Error::invalid(field, what).hint(hint));
+        match (
+            &settings.tls_cert,
+            &settings.tls_key,
+            &settings.tls_self_signed,
+        ) {
+            (None, None, None) => Ok(None),
+            (Some(cert), Some(key), None) => Ok(Some(Self::Files {
+                cert: absolute(cert)?,
+                key: absolute(key)?,
+            })),
+            (None, None, Some(domain)) => {
+                check_domain(domain)?;
+                if settings.domain.as_ref().is_some_and(|own| own != domain) {
+                    return wrong(
+                        "tls_self_signed",
+                        "domain and tls_self_signed name two domains",
+                        "leave domain out, or name the same",
+                    );
+                }
+                Ok(Some(Self::SelfSigned {
+                    domain: domain.clone(),
+                }))
+            }
+            (_, _, Some(_)) => wrong(
+                "tls_self_signed",
+                "tls_self_signed makes a certificate, and tls_cert or tls_key names one",
+                "use one of the two",
+            ),
+            (Some(_), None, None) => wrong(
+                "tls_key",
+                "tls_cert has no tls_key beside it",
+                "name the key of the certificate with --tls-key",
+            ),
+            (None, Some(_), None) => wrong(
+                "tls_cert",
+                "tls_key has no tls_cert beside it",
+                "name the certificate of the key with --tls-cert",
+            ),
+        }
+    }
 }
 
 /// What turns a connection into an encrypted one.
