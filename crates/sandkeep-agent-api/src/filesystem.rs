@@ -55,6 +55,14 @@ pub struct EntryInfo {
         skip_serializing_if = "Option::is_none"
     )]
     pub symlink_target: Option<String>,
+    /// A link that leads nowhere: it has no type, and clients list no entry without one unless it is
+    /// said to be a link.
+    #[serde(
+        default,
+        deserialize_with = "null_is_default",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub is_symlink: bool,
     #[serde(
         default,
         deserialize_with = "null_is_default",

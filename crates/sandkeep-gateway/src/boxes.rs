@@ -1,7 +1,7 @@
 use sandkeep_agent_api::process::StartRequest;
 use sandkeep_agent_client::BoxError;
 use sandkeep_keeper::{Command, Counts, Hold, Keeper};
-use sandkeep_model::{PortAccess, Result, SandboxId, Secret};
+use sandkeep_model::{Latched, PortAccess, Result, SandboxId, Secret};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// What the gateway needs to know of boxes; the keeper knows it.
@@ -29,7 +29,7 @@ pub trait Boxes: Clone + Send + Sync + 'static {
     fn awake(&self, id: &SandboxId) -> impl Future<Output = Result<()>> + Send;
 
     /// Fires when the box is gone or paused.
-    fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static;
+    fn closed(&self, id: &SandboxId) -> Latched<()>;
 
     fn access_token(&self, id: &SandboxId) -> Option<Secret>;
 
@@ -65,7 +65,7 @@ impl Boxes for Keeper {
         Self::awake(self, id).await
     }
 
-    fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static {
+    fn closed(&self, id: &SandboxId) -> Latched<()> {
         Self::closed(self, id)
     }
 

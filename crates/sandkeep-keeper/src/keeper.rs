@@ -5,9 +5,9 @@ use std::{
 
 use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
-    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, Isolation, IsolationWish, Limits,
-    ListFilter, Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret, State, Template,
-    TemplateName, Timestamp, Usage,
+    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, Isolation, IsolationWish, Latched,
+    Limits, ListFilter, Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret, State,
+    Template, TemplateName, Timestamp, Usage,
 };
 use sandkeep_store::Store;
 use sandkeep_vault::{ImportLimits, TemplateInfo, Vault};
@@ -295,18 +295,18 @@ impl Keeper {
     }
 
     /// Fires when the box is gone or paused: streams of it must be cut then.
-    pub fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static + use<> {
+    pub fn closed(&self, id: &SandboxId) -> Latched<()> {
         let token = self
             .core
             .registry
             .owned(id)
             .ok()
             .map(|entry| entry.activity.gate());
-        async move {
+        Latched::new(async move {
             if let Some(token) = token {
                 token.cancelled_owned().await;
             }
-        }
+        })
     }
 
     /// Somebody waits for an answer of the box as long as this is kept: it is not idle.

@@ -18,6 +18,7 @@ mod network;
 mod notify;
 mod operator_args;
 mod quantity;
+mod reset;
 mod running;
 mod serve;
 mod state;

@@ -118,8 +118,10 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         Arc::new(move || metrics.render()),
         env!("CARGO_PKG_VERSION"),
     );
-    let domain = shown_domain(&config, listener.local_addr()?.port());
+    let listen = listener.local_addr()?;
+    let domain = shown_domain(&config, listen.port());
     api.domain.clone_from(&domain);
+    api.port = Some(listen.port());
     api.profiles = profiles;
     api.secrets = Some(secrets);
     api.issuer = Some(issuer);
@@ -141,7 +143,6 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         tls: tls.clone(),
     };
 
-    let listen = listener.local_addr()?;
     state.announce(listen)?;
     tracing::info!(%listen, state = %config.state.display(), "ready");
     if let Some(warning) = greet::exposure_warning(listen)

@@ -100,7 +100,7 @@ impl SandboxBody {
             traffic_access_token: sandbox
                 .traffic_token()
                 .map(|token| token.expose().to_owned()),
-            domain: state.domain.clone(),
+            domain: state.e2b_domain(),
         }
     }
 }
@@ -184,7 +184,7 @@ impl DetailBody {
         Self {
             listed: sandbox.into(),
             envd_access_token: sandbox.access_token.expose().to_owned(),
-            domain: state.domain.clone(),
+            domain: state.e2b_domain(),
             allow_internet_access: network::internet_access(policy),
             network: network::shown(policy),
             lifecycle: Lifecycle {

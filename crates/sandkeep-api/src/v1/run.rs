@@ -1,13 +1,13 @@
 //! A command that runs, on behalf of a client that may vanish.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use sandkeep_agent_api::process::{EndEvent, Output, ProcessEvent, Selector, Signal, StartEvent};
 use sandkeep_agent_client::ProcessStream;
 use sandkeep_keeper as keeper;
-use sandkeep_model::{Code, Error, Result, SandboxId, State};
+use sandkeep_model::{Code, Error, Latched, Result, SandboxId, State};
 use serde::Serialize;
 use tokio::sync::{oneshot, watch};
 use utoipa::ToSchema;
@@ -84,7 +84,7 @@ async fn refused(state: &Shared, id: &SandboxId) -> u64 {
 /// A running command. Dropping it kills the command, unless it was detached or has ended.
 pub(crate) struct Run {
     stream: ProcessStream,
-    closed: Pin<Box<dyn Future<Output = ()> + Send>>,
+    closed: Latched<()>,
     leash: Leash,
     has_timeout: bool,
     /// Until its end was told.
@@ -120,7 +120,7 @@ impl Run {
         detach: bool,
     ) -> Result<Self> {
         let agent = agent::listen(state, id).await?;
-        let closed = Box::pin(state.keeper.closed(id));
+        let closed = state.keeper.closed(id);
         let not_there = |error: Error| match error.code {
             Code::NotFound => Error::not_found(format!(
                 "no command with pid {pid} runs in sandbox \"{id}\""
@@ -244,7 +244,7 @@ impl Run {
             )
         };
         // The gate fires for those who are to come back, and for nobody else that lives.
-        let was_cut = self.closed.as_mut().now_or_never().is_some();
+        let was_cut = (&mut self.closed).now_or_never().is_some();
         if was_cut && sandbox.is_ok_and(|sandbox| rests(sandbox.state)) {
             self.attached.send_replace(false);
             return Ok(Happening::Keepalive);
@@ -258,7 +258,7 @@ impl Run {
         let again = async {
             state.keeper.running_again(id).await?;
             let agent = agent::listen(state, id).await?;
-            let closed = Box::pin(state.keeper.closed(id));
+            let closed = state.keeper.closed(id);
             let stream = agent.connect_process(Selector::Pid(self.leash.pid)).await?;
             Ok::<_, Error>((closed, stream))
         };
@@ -360,7 +360,7 @@ async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
     let tracked = state.keeper.command(&id, &command.start).await;
     // In this order: opening may wake the box, and what ends then is not this command.
     let agent = agent::listen(&state, &id).await?;
-    let closed = Box::pin(state.keeper.closed(&id));
+    let closed = state.keeper.closed(&id);
     let before = Before::now(&state, &id).await;
     let user = command.user.as_deref();
     let stream = agent.start(&command.start, user, command.timeout).await;
