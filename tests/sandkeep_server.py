@@ -49,6 +49,7 @@ class Server:
         self.state = state or state_dir()
         self.extra = list(extra)
         self.env = env or {}
+        self.listens_on = "127.0.0.1"
         self.port = free_port()
         self.key = "e2b_" + secrets.token_hex(20)
         self.process: subprocess.Popen[bytes] | None = None
@@ -64,7 +65,7 @@ class Server:
         return self.process.pid
 
     def start(self, wait: bool = True) -> "Server":
-        command = [str(binary()), "serve", "--listen", f"127.0.0.1:{self.port}", "--state", str(self.state), *self.extra]
+        command = [str(binary()), "serve", "--listen", f"{self.listens_on}:{self.port}", "--state", str(self.state), *self.extra]
         env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("SANDKEEP_", "E2B_"))},
             "SANDKEEP_API_KEY": self.key,

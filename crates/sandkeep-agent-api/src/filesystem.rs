@@ -55,8 +55,7 @@ pub struct EntryInfo {
         skip_serializing_if = "Option::is_none"
     )]
     pub symlink_target: Option<String>,
-    /// A link that leads nowhere: it has no type, and clients list no entry without one unless it is
-    /// said to be a link.
+    /// A link that leads nowhere; any other is described by what it leads to.
     #[serde(
         default,
         deserialize_with = "null_is_default",

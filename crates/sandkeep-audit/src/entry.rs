@@ -129,17 +129,17 @@ pub enum Action {
         host: Text,
         port: u16,
         reason: Text,
-        /// The kind of it, for programs. Not in records of older servers.
+        /// The kind of refusal, for programs. Not in records of older servers.
         #[serde(default)]
-        kind: Text,
+        code: Text,
     },
     NameDenied {
         host: Text,
-        /// Not in records of older servers, nor is the kind.
+        /// Not in records of older servers, nor is the code.
         #[serde(default)]
         reason: Text,
         #[serde(default)]
-        kind: Text,
+        code: Text,
     },
     /// Refusals of one box that came faster than they are written one by one.
     DenialsSummed {
@@ -301,7 +301,7 @@ mod tests {
             Action::NameDenied {
                 host: "a".into(),
                 reason: "r".into(),
-                kind: "no_rule".into(),
+                code: "no_rule".into(),
             },
             Action::SigningKeyRotated { kid: "k".into() },
             Action::EntriesLost { count: 1 },

@@ -5,9 +5,9 @@ use std::{
 
 use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
-    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, Isolation, IsolationWish, Latched,
-    Limits, ListFilter, Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret, State,
-    Template, TemplateName, Timestamp, Usage,
+    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, HostMask, Isolation, IsolationWish,
+    Latched, Limits, ListFilter, Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret,
+    State, Template, TemplateName, Timestamp, Usage,
 };
 use sandkeep_store::Store;
 use sandkeep_vault::{ImportLimits, TemplateInfo, Vault};
@@ -333,6 +333,11 @@ impl Keeper {
     /// Who reaches the ports of a sandbox, from memory: no I/O.
     pub fn port_access(&self, id: &SandboxId) -> Option<PortAccess> {
         self.core.registry.port_access(id)
+    }
+
+    /// The host that programs of a sandbox are asked by, where it is not the one of the request.
+    pub fn host_mask(&self, id: &SandboxId) -> Option<HostMask> {
+        self.core.registry.host_mask(id)
     }
 
     /// Writes down that a client sent the server's API key to a sandbox.

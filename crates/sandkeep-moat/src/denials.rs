@@ -40,13 +40,13 @@ pub struct Denial {
     pub host: String,
     /// Zero for a lookup.
     pub port: u16,
-    /// Where the connection was let through and one request in it was not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request: Option<Asked>,
     pub reason: Reason,
     /// Where its address is the reason: the range it lies in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<IpNet>,
+    /// Where the connection was let through and one request in it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Asked>,
     pub why: String,
     pub hint: String,
     pub first: Timestamp,
@@ -127,9 +127,9 @@ mod tests {
             via: Via::Tcp,
             host: host.to_owned(),
             port: 22,
-            request: None,
             reason: Reason::NoRule,
             range: None,
+            request: None,
             why: "because".to_owned(),
             hint: String::new(),
             first: Timestamp::from_millis(1),

@@ -4,6 +4,7 @@
 //! and travels as a type from then on.
 
 mod auto;
+mod e2b;
 mod error;
 mod event;
 mod id;
@@ -27,6 +28,7 @@ pub mod words;
 pub use auto::{
     KEEP_TAG, Keep, LONGEST_PATTERN, MOST_PATTERNS, PointPolicy, PointReason, PointWhy,
 };
+pub use e2b::{E2bSettings, HostMask};
 pub use error::{Code, Error, Result};
 pub use event::{Event, EventKind};
 pub use id::{SandboxId, random_bytes, random_token};

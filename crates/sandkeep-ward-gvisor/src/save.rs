@@ -8,7 +8,7 @@ use crate::{
     ward::Inner,
 };
 use sandkeep_host::{failure::Doing as _, files::Stamp, work::blocking};
-use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_model::{Code, Error, Result, SandboxId};
 use sandkeep_own_kernel as own_kernel;
 use sandkeep_ward::Engine;
 use std::{ffi::OsStr, fs, path::Path, sync::Arc, time::Duration};
@@ -117,8 +117,10 @@ impl Inner {
         if !*frozen {
             return Err(Error::conflict(format!("box {id} is not frozen")).hint("freeze it first"));
         }
+        let release = self.release().await?;
+        check_release(live.record.more.version.as_deref(), &release.version)?;
         let runsc = Runsc {
-            release: self.release().await?,
+            release,
             dir: self.roster.box_dir(id),
             name: id.to_string(),
         };
@@ -140,6 +142,21 @@ impl Inner {
         network::open(live.netns()).await?;
         held?;
         written
+    }
+}
+
+/// An image is read by the release that wrote it and no other, and it is written by the process that
+/// runs the box. So one that was started before `runsc` was replaced keeps its memory.
+fn check_release(started: Option<&str>, now: &str) -> Result<()> {
+    match started {
+        Some(started) if started != now => Err(Error::new(
+            Code::NotEnforceable,
+            format!(
+                "it runs on runsc {started}, this server has {now} now: its memory cannot be written to disk"
+            ),
+        )
+        .hint("start a new sandbox, or name the old release by the setting `runsc`")),
+        _ => Ok(()),
     }
 }
 

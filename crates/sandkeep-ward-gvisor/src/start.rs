@@ -96,15 +96,15 @@ impl Inner {
         cgroups: Cgroups,
         token: Secret,
     ) -> Result<Arc<Live>> {
-        let (id, dir, root) = (spec.id.clone(), runsc.dir.clone(), runsc.root());
+        let (id, runsc) = (spec.id.clone(), runsc.clone());
         let live = blocking(move || {
-            let record = record::of_started(&root, slot.number(), cgroups.clone())?;
+            let record = record::of_started(&runsc, slot.number(), cgroups.clone())?;
             Note {
                 slot: slot.number(),
                 cgroups,
                 record: Some(record.clone()),
             }
-            .write(&dir)?;
+            .write(&runsc.dir)?;
             let pidfd = record
                 .find()
                 .ok_or_else(|| Error::internal("the box ended as soon as it was started"))?;

@@ -144,7 +144,8 @@ impl Ward for GvisorWard {
         Isolation::Gvisor
     }
 
-    /// Programs do not get the rights of their owner here (setuid), so `sudo` does not work.
+    /// What is fast in a container is slow here, and a pause is felt: see ADR 26. With an old release
+    /// `sudo` does not work either.
     fn suits_everything(&self) -> bool {
         false
     }

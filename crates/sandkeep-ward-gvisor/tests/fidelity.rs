@@ -144,6 +144,32 @@ async fn a_box_frozen_again_and_again_lives(bench: GvisorBench) {
     ward.destroy(&started.live.id).await.expect("it ends");
 }
 
+/// A sandbox that was started before `runsc` was replaced lives, and is not written by the wrong one.
+#[tokio::test(flavor = "multi_thread")]
+async fn runsc_is_replaced_below_a_running_sandbox() {
+    let (Some(old), Some(new)) = (common::oldest(), common::bench()) else {
+        return;
+    };
+    if old.engine().await == new.engine().await {
+        return;
+    }
+    let Started {
+        mut bench, live, ..
+    } = Started::on(old).await;
+    bench.use_runsc_of(&new);
+    let ward = bench.ward();
+    ward.adopt(&live).await.expect("it is found");
+    ward.freeze(&live.id).await.expect("it is frozen");
+    let refused = ward.save(&live.id, &bench.directory()).await;
+    let refused = refused.expect_err("it is another release");
+    assert_eq!(refused.code, Code::NotEnforceable, "{refused:?}");
+    assert!(refused.message.contains("it runs on runsc"), "{refused:?}");
+    ward.thaw(&live.id).await.expect("it continues");
+    let output = run(ward.as_ref(), &live.id, "echo $(echo well)").await;
+    assert_eq!(output.stdout, "well\n", "{output:?}");
+    ward.destroy(&live.id).await.expect("it ends");
+}
+
 macro_rules! with_both {
     ($($name:ident)*) => {
         $(

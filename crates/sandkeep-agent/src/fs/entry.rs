@@ -36,12 +36,16 @@ pub(crate) fn describe(path: &Path, names: &Names) -> io::Result<EntryInfo> {
         metadata: metadata::read(path),
     };
     if meta.is_symlink() {
-        // A link is described by what it leads to; one that leads nowhere has
-        // no type.
+        // A link is described by what it leads to; one that leads nowhere is just a link. Clients
+        // leave out of a list what has no type.
         let target = std::fs::metadata(path).ok();
         entry.is_symlink = target.is_none();
         let mode = target.map_or(0, |target| target.mode());
-        entry.file_type = file_type(mode);
+        entry.file_type = if entry.is_symlink {
+            FileType::Symlink
+        } else {
+            file_type(mode)
+        };
         entry.mode = mode & 0o777;
         entry.symlink_target = Some(link_target(path));
     }
@@ -171,7 +175,7 @@ mod tests {
 
         for (name, leads_to) in [("dangling", "second"), ("loop", "loop")] {
             let entry = describe(&root.join(name), &names).expect("entry");
-            assert_eq!(entry.file_type, FileType::Unspecified);
+            assert_eq!(entry.file_type, FileType::Symlink);
             assert!(entry.is_symlink);
             let target = root.join(leads_to).to_string_lossy().into_owned();
             assert_eq!(entry.symlink_target, Some(target));

@@ -186,7 +186,7 @@ impl DetailBody {
             envd_access_token: sandbox.access_token.expose().to_owned(),
             domain: state.e2b_domain(),
             allow_internet_access: network::internet_access(policy),
-            network: network::shown(policy),
+            network: network::of(sandbox, policy),
             lifecycle: Lifecycle {
                 auto_resume: sandbox.time.auto_resume,
                 on_timeout: sandbox.on_timeout,

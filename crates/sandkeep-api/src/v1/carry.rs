@@ -57,7 +57,7 @@ fn slot() -> Result<tokio::sync::SemaphorePermit<'static>, Error> {
 /// It is signed with the key of this server, and packed while it is sent. A transfer that breaks off leaves a file that is refused.
 #[utoipa::path(get, path = "/v1/points/{id}/export", tag = "time", operation_id = "export_point",
     params(("id" = String, Path, description = "The snapshot: its id, SANDBOX:NAME, or a name that only one sandbox has")),
-    responses((status = 200, description = "The file", body = Vec<u8>, content_type = "application/zstd")))]
+    responses((status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream")))]
 pub(crate) async fn export(
     State(state): State<Shared>,
     mut parts: Parts,
@@ -67,7 +67,7 @@ pub(crate) async fn export(
     let slot = slot()?;
     let export = state.keeper.export_point(&id).await?;
     let headers = [
-        (header::CONTENT_TYPE, "application/zstd".to_owned()),
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
         (
             header::CONTENT_DISPOSITION,
             format!("attachment; filename=\"{id}.point.tar.zst\""),
@@ -137,7 +137,7 @@ impl Write for Pieces {
 /// `container` only from servers that the operator trusts (setting `trusted_servers`).
 #[utoipa::path(post, path = "/v1/points/import", tag = "time", operation_id = "import_point",
     params(("files_only" = Option<bool>, Query, description = "Leave out its memory")),
-    request_body(content = String, content_type = "application/zstd"),
+    request_body(content = String, content_type = "application/octet-stream"),
     responses((status = 201, body = PointView)))]
 pub(crate) async fn import(
     State(state): State<Shared>,

@@ -10,6 +10,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
 };
+use serde_json::json;
 use utoipa::ToSchema;
 
 /// A week: whoever wants more can leave the time away.
@@ -49,12 +50,27 @@ impl<'de> Deserialize<'de> for Program {
     }
 }
 
+/// [`Program`], for the description.
+fn program() -> utoipa::openapi::schema::OneOfBuilder {
+    // Imported here alone: what `ToSchema` derives spells them out.
+    use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type};
+
+    let text = || ObjectBuilder::new().schema_type(Type::String);
+    OneOfBuilder::new()
+        .item(text())
+        .item(ArrayBuilder::new().items(text()))
+        .description(Some(
+            "Text is run by `bash -l -c`; a list is a program and its arguments, without a shell.",
+        ))
+        .examples([json!(["echo", "hello"])])
+}
+
 /// A command to run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExecRequest {
     /// Text is run by `bash -l -c`; a list is a program and its arguments, without a shell.
-    #[schema(value_type = Object, example = json!(["echo", "hello"]))]
+    #[schema(schema_with = program)]
     pub cmd: Program,
     /// Added to the sandbox's environment.
     #[serde(default)]
@@ -86,7 +102,7 @@ pub(crate) struct ExecRequest {
 pub(crate) struct InteractiveRequest {
     /// What to run; this or `attach`.
     #[serde(default)]
-    #[schema(value_type = Option<Object>, example = json!("bash -i -l"))]
+    #[schema(schema_with = program)]
     pub cmd: Option<Program>,
     /// The pid of a command that runs already, as `started` or the list of processes says it.
     /// It is listened to from now on; with it only `tty` and `detach` count.

@@ -63,15 +63,15 @@ pub(crate) struct DenialView {
     pub host: String,
     /// 0 for a lookup.
     pub port: u16,
-    /// The request, where the connection was let through and the request was not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub request: Option<AskedView>,
     /// The kind of it, for programs.
     #[schema(value_type = String, example = "no_rule")]
     pub reason: sandkeep_moat::policy::Reason,
     /// Where its address is the reason: the range it lies in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<String>,
+    /// The request, where the connection was let through and the request was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<AskedView>,
     pub why: String,
     pub hint: String,
     #[schema(value_type = String, format = DateTime)]
@@ -94,12 +94,12 @@ impl From<Denial> for DenialView {
             via: denial.via,
             host: denial.host,
             port: denial.port,
+            reason: denial.reason,
+            range: denial.range.map(|range| range.to_string()),
             request: denial.request.map(|asked| AskedView {
                 method: asked.method,
                 path: asked.path,
             }),
-            reason: denial.reason,
-            range: denial.range.map(|range| range.to_string()),
             why: denial.why,
             hint: denial.hint,
             first: denial.first,

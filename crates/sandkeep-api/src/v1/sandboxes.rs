@@ -6,8 +6,8 @@ use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode, header::LOCATION};
 use sandkeep_keeper::{EgressWish, PointUse};
 use sandkeep_model::{
-    CreateSandbox, Error, ListFilter, Order, Result, State as BoxState, TemplateName, TimeWish,
-    check_env, check_metadata,
+    CreateSandbox, E2bSettings, Error, ListFilter, Order, Result, State as BoxState, TemplateName,
+    TimeWish, check_env, check_metadata,
 };
 
 use super::time::meant;
@@ -89,6 +89,7 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
         env: request.env,
         metadata: request.metadata,
         ports: request.ports,
+        e2b: E2bSettings::default(),
         identity: request.identity.into(),
         time: TimeWish {
             from_point: None,

@@ -17,7 +17,7 @@ use sandkeep_agent_api::process::StartRequest;
 use sandkeep_agent_client::{Agent, Body};
 use sandkeep_gateway::{Boxes, Gateway, GatewayConfig};
 use sandkeep_keeper::{Command, Counts, Hold};
-use sandkeep_model::{Error, Latched, PortAccess, Result, SandboxId, Secret};
+use sandkeep_model::{Error, HostMask, Latched, PortAccess, Result, SandboxId, Secret};
 use sandkeep_ward::Channel;
 use tokio::{
     net::{TcpListener, TcpStream, UnixStream},
@@ -104,6 +104,10 @@ impl Boxes for OneBox {
 
     fn port_access(&self, id: &SandboxId) -> Option<PortAccess> {
         (*id == self.0.id && !*self.0.ended.borrow()).then_some(PortAccess::Public)
+    }
+
+    fn host_mask(&self, _: &SandboxId) -> Option<HostMask> {
+        None
     }
 
     async fn note_api_key_refused(&self, _: &SandboxId, _: u16) {}

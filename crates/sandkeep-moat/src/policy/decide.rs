@@ -113,6 +113,7 @@ impl Policy {
             let why = format!("{} is not in the policy of this sandbox", target.host);
             (Reason::NoRule, why)
         });
+        let narrowed = narrowed.filter(|_| reason == Reason::RequestNotAllowed);
         let hint = match narrowed {
             Some(http) => hint_for_request(target, http),
             None => hint_for(target),

@@ -52,6 +52,16 @@ fn with(runsc: Option<PathBuf>) -> Option<GvisorBench> {
 }
 
 impl GvisorBench {
+    /// As if the operator had replaced it.
+    pub fn use_runsc_of(&mut self, other: &Self) {
+        self.runsc.clone_from(&other.runsc);
+    }
+
+    pub async fn engine(&self) -> String {
+        let engine = self.ward().engine().await;
+        engine.expect("there is a runsc").build
+    }
+
     /// Longer than a socket address, as state directories may be.
     pub fn state_dir(&self) -> PathBuf {
         self.state.path().join("a".repeat(120)).join("ward-gvisor")

@@ -141,14 +141,14 @@ impl Hooks for Witness {
         drop(tallies);
         let host = denial.host.as_str().into();
         let reason = denial.why.as_str().into();
-        let kind = denial.reason.name().into();
+        let code = denial.reason.name().into();
         let action = match denial.via {
-            Via::Dns => Action::NameDenied { host, reason, kind },
+            Via::Dns => Action::NameDenied { host, reason, code },
             Via::Tcp | Via::Tls | Via::Http => Action::ConnectionDenied {
                 host,
                 port: denial.port,
                 reason,
-                kind,
+                code,
             },
         };
         self.note(id, denial.last, action);
@@ -213,9 +213,9 @@ mod tests {
             via,
             host: "evil.test".to_owned(),
             port: 443,
-            request: None,
             reason: Reason::NoRule,
             range: None,
+            request: None,
             why: "no rule".to_owned(),
             hint: String::new(),
             first: at,
