@@ -69,6 +69,7 @@ class Server:
             **{k: v for k, v in os.environ.items() if not k.startswith(("SANDKEEP_", "E2B_"))},
             "SANDKEEP_API_KEY": self.key,
             **({"SANDKEEP_MICROVM_KERNEL": os.environ["SANDKEEP_TEST_MICROVM"]} if "SANDKEEP_TEST_MICROVM" in os.environ else {}),
+            **({"SANDKEEP_RUNSC": os.environ["SANDKEEP_TEST_RUNSC"]} if "SANDKEEP_TEST_RUNSC" in os.environ else {}),
             **self.env,
         }
         with self.log_path.open("ab") as log:

@@ -22,6 +22,10 @@ mod target;
 mod to_agent;
 mod to_port;
 
+/// Among the extensions of a request: it came over a TLS connection of this server's own.
+#[derive(Debug, Clone, Copy)]
+pub struct OverTls;
+
 pub use boxes::Boxes;
 pub use config::GatewayConfig;
 pub use cut::Cut;

@@ -161,6 +161,11 @@ impl Keeper {
         self.core.config.network.moat.as_ref()
     }
 
+    /// What a build of a template that says nothing may reach.
+    pub fn build_policy(&self) -> &Policy {
+        &self.core.config.network.builds
+    }
+
     /// What a box may reach whose create says nothing.
     pub fn standing_policy(&self) -> &Policy {
         &self.core.config.network.standing

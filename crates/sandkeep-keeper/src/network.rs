@@ -42,6 +42,8 @@ pub struct NetworkConfig {
     pub moat: Option<Arc<Moat>>,
     /// What a box may reach whose create says nothing about it.
     pub standing: Policy,
+    /// For builds of templates that say nothing.
+    pub builds: Policy,
     /// Given to the moat as its hooks, this brings refusals into the event stream.
     pub denials: DenialBell,
 }
@@ -51,6 +53,7 @@ impl Default for NetworkConfig {
         Self {
             moat: None,
             standing: Policy::air_gapped(),
+            builds: Policy::air_gapped(),
             denials: DenialBell::default(),
         }
     }
@@ -204,6 +207,11 @@ impl Core {
     /// What a box gets that wishes this, or says nothing.
     pub fn reach(&self, wish: EgressWish) -> Result<Egress> {
         self.enforceable(wish.over(&self.config.network.standing.clone().into()))
+    }
+
+    /// The same for the build of a template.
+    pub fn reach_of_build(&self, wish: EgressWish) -> Result<Egress> {
+        self.enforceable(wish.over(&self.config.network.builds.clone().into()))
     }
 
     fn enforceable(&self, egress: Egress) -> Result<Egress> {
@@ -369,6 +377,7 @@ fn told(denial: &Denial) -> EventKind {
     EventKind::EgressDenied {
         host: short(&denial.host, LONGEST_HOST),
         port: denial.port,
+        reason: denial.reason.name().to_owned(),
         why: short(&denial.why, LONGEST_WHY),
     }
 }

@@ -2,8 +2,11 @@
 
 use std::collections::VecDeque;
 
+use ipnet::IpNet;
 use sandkeep_model::Timestamp;
 use serde::Serialize;
+
+use crate::policy::Reason;
 
 /// More different refusals than this push out the oldest.
 const KEPT: usize = 256;
@@ -26,6 +29,10 @@ pub struct Denial {
     pub host: String,
     /// Zero for a lookup.
     pub port: u16,
+    pub reason: Reason,
+    /// Where its address is the reason: the range it lies in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub range: Option<IpNet>,
     pub why: String,
     pub hint: String,
     pub first: Timestamp,
@@ -84,6 +91,8 @@ mod tests {
             via: Via::Tcp,
             host: host.to_owned(),
             port: 22,
+            reason: Reason::NoRule,
+            range: None,
             why: "because".to_owned(),
             hint: String::new(),
             first: Timestamp::from_millis(1),

@@ -22,7 +22,7 @@ use crate::{
     limits::{Bounds, Budget},
     memory::Memory,
     own,
-    policy::{AddressGuard, Binding, Policy},
+    policy::{AddressGuard, Binding, Explanation, Policy, explain},
     proxy,
     state::{BoxState, BoxView, Patience, Shared, Why, given_by},
     traffic::Traffic,
@@ -170,6 +170,14 @@ impl Moat {
 
     pub fn guard(&self) -> &AddressGuard {
         &self.shared.guard
+    }
+
+    /// Decides on a URL or `host:port` as a sandbox with this policy would find it: by its rules,
+    /// and by what the name resolves to. Nothing is dialled.
+    pub async fn explain(&self, policy: &Policy, method: &str, url: &str) -> Result<Explanation> {
+        let mut found = explain(policy, self.guard(), method, url)?;
+        self.shared.resolve(policy, &mut found).await;
+        Ok(found)
     }
 
     /// Connections of all boxes that are open now.
@@ -324,8 +332,8 @@ impl BoxMoat {
     }
 
     /// `target`: a host, `host:port` or a URL.
-    pub fn why(&self, target: &str) -> Result<Why> {
-        self.view().why(target)
+    pub async fn why(&self, target: &str) -> Result<Why> {
+        self.view().why(target).await
     }
 
     pub fn view(&self) -> BoxView {

@@ -24,7 +24,7 @@ use crate::{
     intercept::{Authority, BoxKeys},
     limits::{Bounds, Budget, Limiter},
     memory::Memory,
-    policy::{AddressGuard, Decision, Explanation, Host, Policy, Target, explain},
+    policy::{AddressGuard, Decision, Explanation, Host, Policy, Reason, Refusal, Target, explain},
     traffic::{Counters, Traffic},
 };
 
@@ -75,6 +75,19 @@ pub(crate) struct Shared {
     pub patience: Patience,
     /// Told when the addresses of this machine are others.
     pub own_changed: watch::Sender<()>,
+}
+
+impl Shared {
+    /// What rules allow may still not be reached: adds what the name resolves to.
+    pub async fn resolve(&self, policy: &Policy, found: &mut Explanation) {
+        if !found.allowed || found.host.name().is_none() {
+            return;
+        }
+        let looked = self.resolver.look(&found.host).await;
+        if let Err(refusal) = looked.open_to(&found.host, found.port, policy, &self.guard) {
+            found.but(refusal);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -280,12 +293,12 @@ impl BoxState {
             .map(decide)
             .find(|decision| !decision.is_allowed())
             .unwrap_or_else(|| decide(&host));
-        let (why, hint) = match decision {
-            Decision::Deny { why, hint } => (why, hint),
-            Decision::Allow { .. } => (
+        let refusal = match decision {
+            Decision::Deny(refusal) => refusal,
+            Decision::Allow { .. } => Refusal::new(
+                Reason::Stale,
                 format!("{host} was not open to this sandbox when it was dialled"),
-                "look the name up again in the sandbox and connect to what it resolves to"
-                    .to_owned(),
+                "look the name up again in the sandbox and connect to what it resolves to",
             ),
         };
         let attempt = Attempt {
@@ -293,18 +306,20 @@ impl BoxState {
             host: host.to_string(),
             port: to.port(),
         };
-        self.deny(&attempt, why, hint);
+        self.deny(&attempt, refusal);
     }
 
-    pub fn deny(&self, attempt: &Attempt, why: String, hint: String) {
+    pub fn deny(&self, attempt: &Attempt, refusal: Refusal) {
         self.traffic.denied();
         let now = Timestamp::now();
         let denial = Denial {
             via: attempt.via,
             host: attempt.host.clone(),
             port: attempt.port,
-            why: bounded(why),
-            hint: bounded(hint),
+            reason: refusal.reason,
+            range: refusal.range,
+            why: bounded(refusal.why),
+            hint: bounded(refusal.hint),
             first: now,
             last: now,
             count: 1,
@@ -398,13 +413,17 @@ impl BoxView {
     }
 
     /// `target`: a host, `host:port` or a URL. Without a port that of HTTPS is meant.
-    pub fn why(&self, target: &str) -> sandkeep_model::Result<Why> {
+    pub async fn why(&self, target: &str) -> sandkeep_model::Result<Why> {
         let policy = self.policy();
         let asked = |text: &str| explain(&policy, self.guard(), "GET", text);
-        let explanation = match asked(target) {
+        let mut explanation = match asked(target) {
             Ok(found) => found,
             Err(error) => asked(&format!("https://{target}")).map_err(|_| error)?,
         };
+        // As many as it may look up itself.
+        if self.0.limiter.dns_query() {
+            self.0.shared.resolve(&policy, &mut explanation).await;
+        }
         let host = explanation.host.to_string();
         let mut denials = self.denials();
         denials.retain(|denial| denial.host == host);

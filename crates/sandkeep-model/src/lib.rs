@@ -23,6 +23,7 @@ mod server_key;
 mod state;
 mod time;
 mod usage;
+pub mod words;
 
 pub use auto::{
     KEEP_TAG, Keep, LONGEST_PATTERN, MOST_PATTERNS, PointPolicy, PointReason, PointWhy,

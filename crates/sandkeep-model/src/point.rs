@@ -114,6 +114,12 @@ impl PointKind {
         matches!(self, Self::Snapshot | Self::Auto)
     }
 
+    /// Whether its memory counts only once it was tried. What else is made from memory is begun from it
+    /// at once, while there is still what it was made of.
+    pub const fn is_tried(self) -> bool {
+        matches!(self, Self::Snapshot | Self::Auto | Self::Pause)
+    }
+
     pub const fn name(self) -> &'static str {
         match self {
             Self::Snapshot => "snapshot",

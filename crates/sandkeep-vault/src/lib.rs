@@ -39,6 +39,7 @@ mod staging;
 mod sum;
 mod template;
 mod tree;
+mod trial;
 mod vault;
 mod verified;
 
@@ -57,4 +58,5 @@ pub use quota::{QuotaKind, Tidied};
 pub use repair::{Repaired, repair};
 pub use sizing::{Below, kept as kept_size};
 pub use template::{Ground, TemplateInfo};
+pub use trial::TrialDisk;
 pub use vault::{Vault, VaultConfig};

@@ -136,6 +136,15 @@ pub enum Command {
         #[arg(short, long)]
         follow: bool,
     },
+    /// What a sandbox was refused, why, and what to do about it
+    Denials {
+        /// ID of the sandbox, or the beginning of it
+        #[arg(value_name = "SANDBOX")]
+        sandbox: String,
+        /// Go on until Ctrl-C
+        #[arg(short, long)]
+        follow: bool,
+    },
     /// Destroy boxes
     #[command(visible_alias = "rm")]
     Kill {
@@ -394,11 +403,14 @@ pub struct CreateArgs {
     /// Pause it at its timeout instead of ending it
     #[arg(long)]
     pub pause_at_timeout: bool,
-    /// A request to it wakes it when it is paused
+    /// A request to it wakes it when it is paused; this is the default
     #[arg(long)]
     pub auto_resume: bool,
-    /// Pause it when nobody wants anything of it for so long; needs --auto-resume
-    #[arg(long, value_name = "SPAN", requires = "auto_resume")]
+    /// Only `sandkeep resume` wakes it when it is paused
+    #[arg(long, conflicts_with_all = ["auto_resume", "idle"])]
+    pub no_auto_resume: bool,
+    /// Pause it when nothing was asked of it for so long
+    #[arg(long, value_name = "SPAN")]
     pub idle: Option<Span>,
     /// When points are made of it by themselves, for example before=risky,every=10m,keep=50;
     /// `sandkeep auto-points --help` tells all words; may be repeated

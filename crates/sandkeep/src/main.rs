@@ -22,6 +22,7 @@ mod storage;
 mod strangers;
 mod template_args;
 mod time_args;
+mod tls;
 mod verify_args;
 mod worded;
 

@@ -49,6 +49,7 @@ use crate::{
     },
     notify::notify,
     state::{KeySource, StateDir, require_root},
+    tls::Tls,
 };
 
 pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
@@ -67,6 +68,10 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     let budget = share_out(config.max_connections);
     // Before the boxes are looked after: an address in use should fail at once.
     let listener = bind(&config).await?;
+    let tls = match &config.tls {
+        Some(settings) => Some(Tls::open(settings, &config.state)?),
+        None => None,
+    };
     let stop = StopSignals::watch()?;
     let metrics = PrometheusBuilder::new()
         .install_recorder()
@@ -121,7 +126,8 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         env!("CARGO_PKG_VERSION"),
     );
     let listen = listener.local_addr()?;
-    api.domain.clone_from(&config.domain);
+    let domain = shown_domain(&config, listen.port());
+    api.domain.clone_from(&domain);
     api.port = Some(listen.port());
     api.profiles = profiles;
     api.secrets = Some(secrets);
@@ -141,11 +147,14 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         api: sandkeep_api::router(api),
         max_connections: budget.api_connections,
         key: key.clone(),
+        tls: tls.clone(),
     };
 
     state.announce(listen)?;
     tracing::info!(%listen, state = %config.state.display(), "ready");
-    if let Some(warning) = greet::exposure_warning(listen) {
+    if let Some(warning) = greet::exposure_warning(listen)
+        && tls.is_none()
+    {
         tracing::warn!("{warning}");
     }
     notify("READY=1");
@@ -159,7 +168,23 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
             KeySource::Environment => KeyShown::Environment,
             KeySource::File | KeySource::JustMade => KeyShown::File(&key_file),
         };
-        let text = greet::greeting(listen, &shown, &greet::program(), level);
+        let encrypted = match (&tls, &domain) {
+            (Some(tls), Some(domain)) => Some(greet::Encrypted {
+                domain,
+                authority: tls.authority.as_deref(),
+                resolves: greet::resolves(domain).await,
+            }),
+            _ => None,
+        };
+        let greeting = greet::Greeting {
+            listen,
+            key: &shown,
+            program: &greet::program(),
+            level,
+            network: config.network.standing,
+            encrypted,
+        };
+        let text = greeting.text();
         let _ = stdout.write_all(text.as_bytes());
         let _ = stdout.flush();
     }
@@ -185,6 +210,16 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     }
     drop((state, lane));
     Ok(0)
+}
+
+/// The domain as clients write it. Behind a proxy the proxy's port counts, which is not known
+/// here, so it is part of the setting where it is no usual one.
+fn shown_domain(config: &Config, port: u16) -> Option<String> {
+    let domain = config.domain.as_ref()?;
+    if config.tls.is_some() && port != 443 && !domain.contains(':') {
+        return Some(format!("{domain}:{port}"));
+    }
+    Some(domain.clone())
 }
 
 async fn open_audit(config: &Config) -> Result<Audit> {
@@ -232,10 +267,10 @@ async fn open_keeper(
         agent.clone(),
         config.keeper.max_boxes,
     ))?;
-    let gvisor = GvisorWard::new(GvisorWardConfig::new(
-        state.path().join("ward-gvisor"),
-        agent.clone(),
-    ))?;
+    let gvisor = GvisorWard::new(GvisorWardConfig {
+        runsc: config.runsc.clone(),
+        ..GvisorWardConfig::new(state.path().join("ward-gvisor"), agent.clone())
+    })?;
     let machines = if vault.is_read_only() {
         // Nothing can be made there until it is repaired; those that run need it not.
         state.path().join("ward-microvm-machines")

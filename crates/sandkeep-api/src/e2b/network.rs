@@ -46,6 +46,15 @@ impl Asked {
     }
 }
 
+/// For a create. SDKs up to 2.45 send `allow_internet_access: true` with every one, later ones leave
+/// it out: it says nothing here, so that a plain create reaches the same with each of them.
+pub(crate) fn asked_of_create(
+    network: Option<&Map<String, Value>>,
+    allow_internet_access: Option<bool>,
+) -> Result<Asked> {
+    asked(network, allow_internet_access.filter(|access| !access))
+}
+
 pub(crate) fn asked(
     network: Option<&Map<String, Value>>,
     allow_internet_access: Option<bool>,

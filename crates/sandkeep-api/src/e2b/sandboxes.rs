@@ -66,7 +66,7 @@ async fn create_any(
     mut request: NewSandbox,
     default_timeout: i64,
 ) -> Result<Created, E2bError> {
-    let asked = network::asked(request.network.as_ref(), request.allow_internet_access)?;
+    let asked = network::asked_of_create(request.network.as_ref(), request.allow_internet_access)?;
     let template = request.template_id.clone();
     let mut request = CreateSandbox {
         by: Some(caller.0),

@@ -11,10 +11,7 @@ use serde::{
     de::{self, SeqAccess, Visitor},
 };
 use serde_json::json;
-use utoipa::{
-    ToSchema,
-    openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type},
-};
+use utoipa::ToSchema;
 
 /// A week: whoever wants more can leave the time away.
 pub(crate) const MAX_TIMEOUT_MS: u64 = 7 * 24 * 3600 * 1000;
@@ -54,7 +51,9 @@ impl<'de> Deserialize<'de> for Program {
 }
 
 /// [`Program`], for the description.
-fn program() -> OneOfBuilder {
+fn program() -> impl Into<utoipa::openapi::RefOr<utoipa::openapi::Schema>> {
+    use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type};
+
     let text = || ObjectBuilder::new().schema_type(Type::String);
     OneOfBuilder::new()
         .item(text())
@@ -62,7 +61,7 @@ fn program() -> OneOfBuilder {
         .description(Some(
             "Text is run by `bash -l -c`; a list is a program and its arguments, without a shell.",
         ))
-        .example(Some(json!(["echo", "hello"])))
+        .examples([json!(["echo", "hello"])])
 }
 
 /// A command to run.

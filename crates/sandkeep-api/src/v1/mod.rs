@@ -50,6 +50,7 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(lifecycle::logs))
         .routes(routes!(network::get, network::put))
         .routes(routes!(network::denials))
+        .routes(routes!(network::dead_rules))
         .routes(routes!(network::traffic))
         .routes(routes!(network::test))
         .routes(routes!(profiles::list))

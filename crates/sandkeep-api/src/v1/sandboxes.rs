@@ -70,15 +70,13 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
                 .hint("use null for a sandbox without an end"),
         );
     }
-    let auto_resume = request
-        .auto_resume
-        .unwrap_or(request.idle_seconds.is_some());
+    let auto_resume = request.auto_resume.unwrap_or(true);
     if request.idle_seconds.is_some() && !auto_resume {
         return Err(Error::invalid(
             "idle_seconds",
             "a sandbox that is paused when idle must wake by itself",
         )
-        .hint("set auto_resume to true"));
+        .hint("leave auto_resume out"));
     }
     check_env(&request.env)?;
     check_metadata(&request.metadata)?;

@@ -115,8 +115,7 @@ pub(crate) struct CreateRequest {
     #[serde(default)]
     #[schema(value_type = String, default = "kill", example = "pause")]
     pub on_timeout: OnTimeout,
-    /// A request to it while it is paused wakes it; `true` with `idle_seconds`, else `false`, when
-    /// left out.
+    /// Whether a request to it while it is paused wakes it; `true` when left out.
     #[serde(default)]
     pub auto_resume: Option<bool>,
     /// It is paused when nothing was asked of it for so many seconds.

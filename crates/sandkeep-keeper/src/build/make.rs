@@ -130,7 +130,7 @@ impl Core {
         let Some(base) = self.vault.template(&recipe.from).await? else {
             return Err(self.no_template(&recipe.from).await.field("from"));
         };
-        let egress = self.reach(wish.network.clone())?;
+        let egress = self.reach_of_build(wish.network.clone())?;
         let before = base.built.as_ref();
         // What is built on a template keeps its minimum.
         let minima = || {

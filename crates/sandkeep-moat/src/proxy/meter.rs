@@ -15,7 +15,7 @@ use crate::{
     denials::Via,
     hooks::{ConnectionRecord, Phase},
     limits::{Charge, Permit},
-    policy::Host,
+    policy::{Host, Reason, Refusal},
     state::{Attempt, BoxState},
 };
 
@@ -67,8 +67,11 @@ impl Meter {
                     host: "*".to_owned(),
                     port: 0,
                 },
-                "this box has used all the bytes its policy gives it".to_owned(),
-                "ask for a larger `limits.total_bytes` in the policy of this box".to_owned(),
+                Refusal::new(
+                    Reason::Limit,
+                    "this sandbox has used all the bytes its policy gives it",
+                    "ask for a larger `limits.total_bytes` in the policy of this sandbox",
+                ),
             );
         }
         charge

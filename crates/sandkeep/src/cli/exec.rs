@@ -32,6 +32,7 @@ const LOGIN_SHELL: &str =
 
 pub async fn exec(client: &Client, output: Output, args: ExecArgs) -> anyhow::Result<u8> {
     let sandbox = client.find(&args.sandbox).await?;
+    say_if_it_is_woken(client, &sandbox).await?;
     let request = Request {
         cmd: args.command,
         env: args.env.into_iter().collect(),
@@ -48,6 +49,7 @@ pub async fn exec(client: &Client, output: Output, args: ExecArgs) -> anyhow::Re
 
 pub async fn shell(client: &Client, output: Output, args: ShellArgs) -> anyhow::Result<u8> {
     let sandbox = client.find(&args.sandbox).await?;
+    say_if_it_is_woken(client, &sandbox).await?;
     let request = Request {
         cmd: ["/bin/sh", "-c", LOGIN_SHELL].map(str::to_owned).to_vec(),
         cwd: args.workdir,
@@ -60,6 +62,19 @@ pub async fn shell(client: &Client, output: Output, args: ShellArgs) -> anyhow::
         no_stdin: false,
     };
     attach(client, output, &sandbox, request, streams).await
+}
+
+/// Waking takes a moment, and the sandbox runs afterwards: whoever asked should know why.
+async fn say_if_it_is_woken(client: &Client, id: &str) -> Result<()> {
+    let view = client.get(&["sandboxes", id]).await?;
+    if view["state"] == "paused" && view["auto_resume"] == true {
+        // Whoever closed standard error does not want to know.
+        drop(writeln!(
+            io::stderr(),
+            "sandbox {id} was paused: this command wakes it"
+        ));
+    }
+    Ok(())
 }
 
 /// Runs the command with our streams until it ends; returns its exit code. For programs that

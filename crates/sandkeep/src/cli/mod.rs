@@ -6,6 +6,7 @@ mod carry;
 mod client;
 mod cp;
 pub mod credential;
+mod denials;
 mod exec;
 pub mod identity;
 mod list;
@@ -56,6 +57,9 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Logs { sandbox, follow } => watch::logs(client, output, &sandbox, follow).await,
         Command::Events { sandbox, follow } => {
             watch::events(client, output, sandbox.as_deref(), follow).await
+        }
+        Command::Denials { sandbox, follow } => {
+            denials::denials(client, output, &sandbox, follow).await
         }
         Command::Kill { sandboxes } => list::kill(client, output, &sandboxes).await,
         Command::Timeout { sandbox, span } => {

@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, io::Write, net::IpAddr, path::Path};
 
 use http::Method;
-use sandkeep_moat::policy::{AddressGuard, Policy, Profile};
+use sandkeep_moat::policy::{Policy, Profile, Reason};
 use sandkeep_model::{Error, Result};
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::{
@@ -38,6 +39,7 @@ pub async fn policy(client: &Client, output: Output, command: PolicyCommand) -> 
                 .request(Method::PUT, &["sandboxes", &id, "network"])?
                 .json(&wish);
             let now = client.json(request).await?;
+            warn_of_dead_rules(client, &id).await;
             if output.json {
                 output.json(&now)?;
             }
@@ -122,11 +124,38 @@ async fn test(client: &Client, output: Output, asked: &Value) -> anyhow::Result<
         output.json(&answer)?;
     } else if allowed {
         output.line(&format!("{} by {}", output.good("allowed"), text("rule")))?;
+        if answer["why"].is_string() {
+            output.line(&format!("but: {}", text("why")))?;
+            output.line(&format!("hint: {}", text("hint")))?;
+        }
     } else {
         output.line(&format!("{}: {}", output.bad("refused"), text("why")))?;
         output.line(&format!("hint: {}", text("hint")))?;
     }
     Ok(u8::from(!allowed))
+}
+
+/// Rules that are there and let nothing through look like rules that work. On standard error, and
+/// never a reason to fail: what was asked for is done.
+pub async fn warn_of_dead_rules(client: &Client, id: &str) {
+    let Ok(found) = client
+        .get(&["sandboxes", id, "network", "dead-rules"])
+        .await
+    else {
+        return;
+    };
+    let mut stderr = std::io::stderr().lock();
+    for rule in found["rules"].as_array().into_iter().flatten() {
+        let text = |name: &str| clean(rule[name].as_str().unwrap_or_default());
+        // Whoever closed standard error wants no warnings.
+        drop(writeln!(
+            stderr,
+            "warning: the rule {} lets nothing through: {}\nhint: {}",
+            text("rule"),
+            text("why"),
+            text("hint")
+        ));
+    }
 }
 
 /// The proposal goes to standard output, ready for `policy set`; what is new in it, and what
@@ -165,7 +194,6 @@ struct Suggestion {
 }
 
 fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
-    let guard = AddressGuard::default();
     let mut added = BTreeMap::new();
     let mut left_out = BTreeMap::new();
     // A lookup says no port; the connection that would have followed mostly means HTTPS.
@@ -179,8 +207,11 @@ fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
             continue;
         };
         let address = host.parse::<IpAddr>().ok();
-        if let Some(found) = address.and_then(|address| guard.refuses(address)) {
-            let why = format!("{}; only the operator can open it", found.words());
+        let reason = Reason::deserialize(&denial["reason"])
+            .map_err(|_| Error::internal("the server gives a reason that is not known here"))?;
+        if !reason.is_for_the_policy() {
+            let text = |name: &str| denial[name].as_str().unwrap_or_default();
+            let why = format!("{}; {}", text("why"), text("hint"));
             left_out.insert(host.to_owned(), why);
             continue;
         }
@@ -294,11 +325,14 @@ mod tests {
         let policy =
             json!({"default": "deny", "allow": [{"to": "a.test"}], "deny": [], "limits": {}});
         let denials = [
-            json!({"host": "b.test", "port": 0, "count": 4}),
-            json!({"host": "c.test", "port": 0, "count": 1}),
-            json!({"host": "c.test", "port": 80, "count": 2}),
-            json!({"host": "10.0.0.7", "port": 22, "count": 1}),
-            json!({"host": "bad name", "port": 22, "count": 1}),
+            json!({"host": "b.test", "port": 0, "count": 4, "reason": "no_rule"}),
+            json!({"host": "c.test", "port": 0, "count": 1, "reason": "no_rule"}),
+            json!({"host": "c.test", "port": 80, "count": 2, "reason": "wrong_port"}),
+            json!({"host": "10.0.0.7", "port": 22, "count": 1, "reason": "closed_range",
+                "why": "10.0.0.7 is a private address", "hint": "`allow_private`"}),
+            json!({"host": "a.test", "port": 0, "count": 1, "reason": "closed_range",
+                "why": "a.test resolves to 10.0.0.7", "hint": "`allow_private`"}),
+            json!({"host": "bad name", "port": 22, "count": 1, "reason": "no_rule"}),
         ];
         let made = suggestion(policy, &denials).unwrap();
         assert_eq!(
@@ -311,6 +345,8 @@ mod tests {
         );
         assert_eq!(made.added["c.test:80"], 2);
         assert!(made.left_out["10.0.0.7"].contains("private"));
+        // A rule for it is there: what is missing is a setting of the server.
+        assert!(made.left_out["a.test"].contains("`allow_private`"));
         assert!(made.left_out.contains_key("bad name"));
         Policy::from_json(&made.policy).unwrap();
     }

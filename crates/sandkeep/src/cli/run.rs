@@ -95,8 +95,8 @@ fn time_wish(args: &CreateArgs) -> Value {
     if args.pause_at_timeout {
         wish.insert("on_timeout".to_owned(), "pause".into());
     }
-    if args.auto_resume {
-        wish.insert("auto_resume".to_owned(), true.into());
+    if args.auto_resume || args.no_auto_resume {
+        wish.insert("auto_resume".to_owned(), args.auto_resume.into());
     }
     if let Some(seconds) = args.idle.and_then(Span::seconds) {
         wish.insert("idle_seconds".to_owned(), seconds.into());
@@ -116,7 +116,11 @@ async fn make(client: &Client, wish: &BoxArgs, timeout: Span, time: Value) -> Re
         body["network"] = network;
     }
     let request = client.request(Method::POST, &["sandboxes"])?.json(&body);
-    client.json(request).await
+    let made = client.json(request).await?;
+    if body.get("network").is_some() {
+        policy::warn_of_dead_rules(client, id_of(&made)?).await;
+    }
+    Ok(made)
 }
 
 fn body(wish: &BoxArgs, timeout: Span) -> Value {

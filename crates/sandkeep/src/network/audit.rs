@@ -137,12 +137,15 @@ impl Hooks for Witness {
         tally.written += 1;
         drop(tallies);
         let host = denial.host.as_str().into();
+        let reason = denial.why.as_str().into();
+        let kind = denial.reason.name().into();
         let action = match denial.via {
-            Via::Dns => Action::NameDenied { host },
+            Via::Dns => Action::NameDenied { host, reason, kind },
             Via::Tcp | Via::Tls | Via::Http => Action::ConnectionDenied {
                 host,
                 port: denial.port,
-                reason: denial.why.as_str().into(),
+                reason,
+                kind,
             },
         };
         self.note(id, denial.last, action);
@@ -178,6 +181,7 @@ impl Uses for Witness {
 mod tests {
     use super::*;
     use sandkeep_audit::{Filter, Order, Record};
+    use sandkeep_moat::policy::Reason;
     use std::path::Path;
 
     fn witness(dir: &Path) -> Witness {
@@ -205,6 +209,8 @@ mod tests {
             via,
             host: "evil.test".to_owned(),
             port: 443,
+            reason: Reason::NoRule,
+            range: None,
             why: "no rule".to_owned(),
             hint: String::new(),
             first: at,
