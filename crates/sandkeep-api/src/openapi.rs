@@ -308,9 +308,9 @@ mod tests {
 
     #[test]
     fn every_reference_leads_somewhere() {
-        fn references(value: &serde_json::Value, into: &mut Vec<String>) {
+        fn references(value: &Value, into: &mut Vec<String>) {
             match value {
-                serde_json::Value::Object(map) => {
+                Value::Object(map) => {
                     for (key, value) in map {
                         match value.as_str() {
                             Some(target) if key == "$ref" => into.push(target.to_owned()),
@@ -318,7 +318,7 @@ mod tests {
                         }
                     }
                 }
-                serde_json::Value::Array(list) => {
+                Value::Array(list) => {
                     list.iter().for_each(|value| references(value, into));
                 }
                 _ => {}

@@ -51,8 +51,7 @@ impl<'de> Deserialize<'de> for Program {
 }
 
 /// [`Program`], for the description.
-fn program() -> utoipa::openapi::schema::OneOfBuilder {
-    // Imported here alone: what `ToSchema` derives spells them out.
+fn program() -> impl Into<utoipa::openapi::RefOr<utoipa::openapi::Schema>> {
     use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type};
 
     let text = || ObjectBuilder::new().schema_type(Type::String);
