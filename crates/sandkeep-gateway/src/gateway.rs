@@ -175,6 +175,7 @@ impl<K: Boxes> Gateway<K> {
             let asked = Asked {
                 client: client(&parts),
                 host: host.as_deref(),
+                mask: self.boxes.host_mask(&id).map(|mask| mask.host(target.port)),
                 scheme: self.scheme(&parts),
             };
             let to = (&id, target.port);

@@ -12,6 +12,7 @@ mod body;
 mod boxes;
 mod command;
 mod config;
+mod cut;
 mod gateway;
 mod headers;
 mod pool;
@@ -27,6 +28,7 @@ pub struct OverTls;
 
 pub use boxes::Boxes;
 pub use config::GatewayConfig;
+pub use cut::Cut;
 pub use gateway::Gateway;
 pub use signature::{FileQuery, Operation, sign};
 pub use target::{BadTarget, Route, Target, route};

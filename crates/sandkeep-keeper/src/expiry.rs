@@ -144,6 +144,9 @@ impl Core {
         }
         let before = entry.end_at();
         let end_at = self.end_of(entry.with(|b| b.started_at), Timestamp::now(), expiry)?;
+        if !only_later {
+            self.keep_lease(&entry, expiry).await?;
+        }
         let is_later = match (before, end_at) {
             (None, _) => false,
             (Some(_), None) => true,
@@ -158,6 +161,24 @@ impl Core {
         entry.amend(|sandbox| sandbox.end_at = end_at);
         self.deadlines.moved(id, before, end_at);
         Ok(entry.sandbox())
+    }
+
+    /// The time somebody gave it last is what it gets again when it wakes.
+    async fn keep_lease(&self, entry: &Entry, expiry: Expiry) -> Result<()> {
+        let lease = match expiry {
+            Expiry::Never => None,
+            Expiry::After(time) => Some(time.as_secs().max(LEAST.as_secs())),
+        };
+        let mut time = entry.with(|sandbox| sandbox.time.clone());
+        if time.lease_seconds == lease {
+            return Ok(());
+        }
+        time.lease_seconds = lease;
+        if !self.store.set_time(&entry.id, &time).await? {
+            return Err(Error::sandbox_not_found(&entry.id));
+        }
+        entry.amend(|sandbox| sandbox.time.lease_seconds = lease);
+        Ok(())
     }
 
     /// A box that could not be paused runs on; nothing of it may be lost.

@@ -117,6 +117,9 @@ pub fn given(request: &CreateSandbox, network: &EgressWish) -> Result<Option<Ide
         if request.ports == PortAccess::Private {
             list.push(serde_json::json!({ "ports": request.ports }));
         }
+        if !request.e2b.is_empty() {
+            list.push(serde_json::json!({ "e2b": request.e2b }));
+        }
         // Only when it says something: keys of an earlier version keep their meaning.
         if request.time != TimeWish::default() {
             let time = &request.time;

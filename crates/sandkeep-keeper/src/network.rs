@@ -104,8 +104,10 @@ impl Reach {
     /// Whether it moved anything since this was asked last.
     pub fn talked(&self) -> bool {
         let traffic = lock(&self.moat).as_ref().map(BoxMoat::traffic);
-        let traffic = traffic.unwrap_or_default();
-        let moved = traffic.bytes_sent.saturating_add(traffic.bytes_received);
+        // Where nothing is attached nothing moves.
+        let Some(moved) = traffic.as_ref().map(moved) else {
+            return false;
+        };
         self.moved.swap(moved, Ordering::AcqRel) != moved
     }
 
@@ -177,6 +179,10 @@ impl Reach {
     }
 }
 
+fn moved(traffic: &Traffic) -> u64 {
+    traffic.bytes_sent.saturating_add(traffic.bytes_received)
+}
+
 /// Spent by events, filled by time.
 struct Budget {
     left: u32,
@@ -240,8 +246,14 @@ impl Core {
             policy: egress.policy.clone(),
             bindings: egress.credentials.clone(),
             from_point: from_point.map(|point| point.to_string()),
+            copy_of: entry.with(|sandbox| sandbox.identity.parent.clone()),
         };
         let attached = moat.attach(spec).await?;
+        // What it moved before is not what it moves now.
+        entry
+            .reach
+            .moved
+            .store(moved(&attached.traffic()), Ordering::Release);
         lock(&entry.reach.from_point).take();
         *lock(&entry.reach.moat) = Some(attached);
         Ok(())
@@ -320,11 +332,24 @@ impl Core {
     }
 
     pub fn denials(&self, id: &SandboxId) -> Result<Vec<Denial>> {
-        Ok(self.registry.owned(id)?.reach.denials())
+        let entry = self.registry.owned(id)?;
+        match self.at_rest(&entry) {
+            Some((_, denials)) => Ok(denials),
+            None => Ok(entry.reach.denials()),
+        }
+    }
+
+    /// What is kept of a box that is not attached, because it is paused.
+    fn at_rest(&self, entry: &Entry) -> Option<(Traffic, Vec<Denial>)> {
+        let moat = self.config.network.moat.as_ref()?;
+        (!entry.reach.attached()).then(|| moat.kept(&entry.id))
     }
 
     pub fn traffic(&self, id: &SandboxId) -> Result<Traffic> {
         let entry = self.registry.owned(id)?;
+        if let Some((traffic, _)) = self.at_rest(&entry) {
+            return Ok(traffic);
+        }
         let moat = lock(&entry.reach.moat);
         Ok(moat.as_ref().map(BoxMoat::traffic).unwrap_or_default())
     }

@@ -13,6 +13,7 @@ mod edge;
 mod hooks;
 mod inside;
 mod intercept;
+mod kept;
 mod limits;
 mod memory;
 mod moat;

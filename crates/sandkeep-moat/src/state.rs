@@ -25,9 +25,12 @@ use crate::{
     edge::{Control, Kinds, Plan},
     hooks::{Hooks, Inside, Interceptor},
     intercept::{Authority, BoxKeys},
+    kept::{Before, Pen},
     limits::{Bounds, Budget, Limiter},
     memory::Memory,
-    policy::{AddressGuard, Decision, Explanation, Host, Policy, Reason, Refusal, Target, explain},
+    policy::{
+        AddressGuard, Asked, Decision, Explanation, Host, Policy, Reason, Refusal, Target, explain,
+    },
     traffic::{Counters, Traffic},
 };
 
@@ -39,6 +42,8 @@ const MOST_NOTED: usize = 4096;
 const LONGEST_REASON: usize = 1024;
 /// Whoever asks why is told of a resolver that is slow, and does not wait for it.
 const EXPLAINED_WITHIN: Duration = Duration::from_secs(3);
+/// What is counted is in its file after so long, at the latest; a budget at once.
+const WRITTEN_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// How long a box may take to say what it wants. No connection is held open by saying nothing.
 #[derive(Debug, Clone, Copy)]
@@ -107,6 +112,8 @@ pub(crate) struct BoxState {
     control: Mutex<Control>,
     noted: AtomicUsize,
     denials: Mutex<Denials>,
+    /// `None`: a server that begins anew knows nothing of what is counted here.
+    pen: Option<Pen>,
     pub traffic: Counters,
     pub limiter: Arc<Limiter>,
     pub dns_slots: Arc<Semaphore>,
@@ -134,8 +141,14 @@ impl BoxState {
         policy: Policy,
         names: Names,
         control: Control,
+        (before, pen): (Before, Option<Pen>),
     ) -> Self {
-        let limiter = Limiter::new(&policy.limits, shared.bounds, Arc::clone(&shared.budget));
+        let budget = Arc::clone(&shared.budget);
+        let limiter = Limiter::new(&policy.limits, shared.bounds, budget, before.spent);
+        let mut denials = Denials::default();
+        for denial in before.denials {
+            denials.restore(denial);
+        }
         let gone = CancellationToken::new();
         Self {
             id,
@@ -144,8 +157,9 @@ impl BoxState {
             names: Mutex::new(names),
             control: Mutex::new(control),
             noted: AtomicUsize::new(0),
-            denials: Mutex::default(),
-            traffic: Counters::default(),
+            denials: Mutex::new(denials),
+            pen,
+            traffic: Counters::after(before.traffic),
             limiter: Arc::new(limiter),
             dns_slots: Arc::new(Semaphore::new(DNS_AT_ONCE)),
             dns_connections: Arc::new(Semaphore::new(DNS_CONNECTIONS)),
@@ -177,6 +191,7 @@ impl BoxState {
 
     pub fn set_policy(&self, policy: Policy) {
         self.limiter.restart(&policy.limits);
+        self.write_numbers();
         // First, so that what the kernel lets through by the new policy is decided by it.
         self.policy.send_replace(Arc::new(policy));
         self.renew_rules();
@@ -316,6 +331,30 @@ impl BoxState {
         self.deny(&attempt, refusal);
     }
 
+    /// What it has spent and moved.
+    pub fn write_numbers(&self) {
+        if let Some(pen) = &self.pen {
+            pen.numbers(self.limiter.spent(), &self.traffic());
+        }
+    }
+
+    /// Writes it soon after it changes, and no oftener than that.
+    pub async fn keep_written(&self) {
+        loop {
+            self.traffic.changed().await;
+            self.write_numbers();
+            tokio::time::sleep(WRITTEN_AGAIN_AFTER).await;
+        }
+    }
+
+    /// Whoever attaches the sandbox next goes on from here.
+    pub fn put_down_the_pen(&self) {
+        if let Some(pen) = &self.pen {
+            let denials = lock(&self.denials).oldest_first();
+            pen.put_down(self.limiter.spent(), &self.traffic(), &denials);
+        }
+    }
+
     pub fn deny(&self, attempt: &Attempt, refusal: Refusal) {
         self.traffic.denied();
         let now = Timestamp::now();
@@ -325,6 +364,10 @@ impl BoxState {
             port: attempt.port,
             reason: refusal.reason,
             range: refusal.range,
+            request: refusal.request.map(|asked| Asked {
+                method: bounded(asked.method),
+                path: bounded(asked.path),
+            }),
             why: bounded(refusal.why),
             hint: bounded(refusal.hint),
             first: now,
@@ -332,8 +375,12 @@ impl BoxState {
             count: 1,
         };
         self.shared.hooks.refused(&self.id, &denial);
+        self.write_numbers();
         let report = lock(&self.denials).add(denial);
         if let Some(denial) = report {
+            if let Some(pen) = &self.pen {
+                pen.refusal(&denial, || lock(&self.denials).oldest_first());
+            }
             tracing::debug!(box_id = %self.id, host = %denial.host, port = denial.port, why = %denial.why, "refused");
             self.shared.hooks.denial(&self.id, &denial);
         }

@@ -291,6 +291,14 @@ pub fn check_point_name(field: &str, name: &str) -> Result<()> {
         .next()
         .is_some_and(|b| b.is_ascii_alphanumeric());
     if starts_well && name.len() <= LONGEST_NAME && name.bytes().all(allowed) {
+        if field == "name" && name.parse::<PointId>().is_ok() {
+            // An id is an id: nobody would ever find a snapshot by such a name.
+            return Err(Error::invalid(
+                field,
+                format!("the name \"{name}\" reads like the id of a snapshot"),
+            )
+            .hint("choose another name"));
+        }
         return Ok(());
     }
     let shown: String = name.chars().filter(|c| !c.is_control()).take(80).collect();

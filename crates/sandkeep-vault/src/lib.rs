@@ -4,6 +4,7 @@
 //! a quota on what the box writes. Whatever is made is made under a staging name and
 //! moved to its place in one step, so a crash leaves the old state or the new one.
 
+mod account;
 mod archive;
 mod attend;
 mod backing;

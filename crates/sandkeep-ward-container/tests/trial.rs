@@ -6,7 +6,7 @@ use common::ContainerBench;
 use sandkeep_model::Code;
 use sandkeep_ward::{
     Ward as _,
-    conformance::{Bench as _, MemoryBench as _, run},
+    conformance::{MemoryBench as _, run},
 };
 use sandkeep_ward_container::ContainerWard;
 use std::{

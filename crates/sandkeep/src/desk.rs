@@ -26,7 +26,7 @@ use hyper_util::{
         graceful::{GracefulShutdown, Watcher},
     },
 };
-use sandkeep_gateway::{Gateway, OverTls};
+use sandkeep_gateway::{Cut, Gateway, OverTls};
 use sandkeep_model::{Code, Error, Secret};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -37,6 +37,7 @@ use tokio::{
 use tower::ServiceExt;
 
 use crate::{
+    reset::Resettable,
     strangers::{self, Strangers, Visit},
     tls::{self, Begins, Tls},
     worded::{Worded, whole_answer},
@@ -125,6 +126,7 @@ impl Desk {
             peer,
             visit: Arc::new(visit),
             watcher,
+            broken: Cut::default(),
         };
         tokio::spawn(async move {
             let _here = place;
@@ -168,20 +170,28 @@ struct Call {
     peer: SocketAddr,
     visit: Arc<Visit>,
     watcher: Watcher,
+    /// Marked when an answer over HTTP/1 was cut: the connection is reset, not closed.
+    broken: Cut,
 }
 
 impl Call {
     async fn take(self, stream: TcpStream) {
+        let broken = self.broken.clone();
         let Some(tls) = self.desk.tls.clone() else {
-            return self.serve(stream, false).await;
+            return self.serve(Resettable::new(stream, broken), false).await;
         };
         match timeout(FIRST_REQUEST, tls::begins(&stream)).await {
-            Ok(Ok(Begins::Encrypted)) => match timeout(FIRST_REQUEST, tls.accept(stream)).await {
-                Ok(Ok(stream)) => self.serve(stream, true).await,
-                Ok(Err(error)) => tracing::debug!(%error, "a TLS connection was not made"),
-                Err(_) => {}
-            },
-            Ok(Ok(Begins::Plain)) if tls::is_here(self.peer) => self.serve(stream, false).await,
+            Ok(Ok(Begins::Encrypted)) => {
+                let accepted = tls.accept(Resettable::new(stream, broken));
+                match timeout(FIRST_REQUEST, accepted).await {
+                    Ok(Ok(stream)) => self.serve(stream, true).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "a TLS connection was not made"),
+                    Err(_) => {}
+                }
+            }
+            Ok(Ok(Begins::Plain)) if tls::is_here(self.peer) => {
+                self.serve(Resettable::new(stream, broken), false).await;
+            }
             Ok(Ok(Begins::Plain)) => {
                 let _ = stream.try_write(&UNENCRYPTED);
             }
@@ -198,21 +208,27 @@ impl Call {
             peer,
             visit,
             watcher,
+            broken,
         } = self;
         let seen = Arc::new(AtomicBool::new(false));
         let asked = Arc::clone(&seen);
         let service = {
             let seen = Arc::clone(&seen);
-            service_fn(move |request: Request<Incoming>| {
+            service_fn(move |mut request: Request<Incoming>| {
                 seen.store(true, Ordering::Relaxed);
                 let desk = Arc::clone(&desk);
                 if sandkeep_api::has_key(request.headers(), &desk.key) {
                     visit.is_known();
                 }
                 let (over, under_way) = (request.version(), visit.visitor.begin());
+                // A connection of HTTP/2 carries others, too, and resets what is cut by itself.
+                let broken = (over < Version::HTTP_2).then(|| broken.clone());
+                if let Some(broken) = &broken {
+                    request.extensions_mut().insert(broken.clone());
+                }
                 async move {
                     let answer = desk.answer(request, peer, encrypted).await;
-                    Ok::<_, Infallible>(answered(answer, over, under_way))
+                    Ok::<_, Infallible>(answered(answer, over, under_way, broken))
                 }
             })
         };
@@ -257,7 +273,12 @@ fn forwarded(parts: &mut Parts) {
 }
 
 /// An answer is under way until its last byte. Who has no key is not kept.
-fn answered(mut answer: Response, over: Version, under_way: strangers::Request) -> Response {
+fn answered(
+    mut answer: Response,
+    over: Version,
+    under_way: strangers::Request,
+    broken: Option<Cut>,
+) -> Response {
     if answer.status() == StatusCode::UNAUTHORIZED && over < Version::HTTP_2 {
         answer
             .headers_mut()
@@ -266,6 +287,7 @@ fn answered(mut answer: Response, over: Version, under_way: strangers::Request) 
     answer.map(|body| {
         Body::new(Held {
             body,
+            broken,
             _under_way: under_way,
         })
     })
@@ -274,6 +296,8 @@ fn answered(mut answer: Response, over: Version, under_way: strangers::Request) 
 /// A body whose request is under way until it has ended.
 struct Held {
     body: Body,
+    /// To be marked when it fails.
+    broken: Option<Cut>,
     _under_way: strangers::Request,
 }
 
@@ -285,7 +309,11 @@ impl http_body::Body for Held {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let (Poll::Ready(Some(Err(_))), Some(broken)) = (&polled, &self.broken) {
+            broken.mark();
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

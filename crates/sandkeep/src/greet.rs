@@ -143,7 +143,10 @@ Ctrl-C stops the server; sandboxes keep running and are found again at the next 
     /// The lines that tell a client where the server is.
     fn address(&self, url: &str) -> String {
         let Some(encrypted) = &self.encrypted else {
-            return format!("    export E2B_API_URL={url} E2B_SANDBOX_URL={url}\n");
+            let port = self.listen.port();
+            return format!(
+                "    export E2B_API_URL={url} E2B_SANDBOX_URL={url}\n    export E2B_DOMAIN=localhost:{port}\n"
+            );
         };
         let mut lines = String::new();
         if !encrypted.resolves {
@@ -219,6 +222,7 @@ mod tests {
             "http://127.0.0.1:3000",
             "E2B_API_URL=http://127.0.0.1:3000",
             "E2B_SANDBOX_URL=http://127.0.0.1:3000",
+            "E2B_DOMAIN=localhost:3000",
             "E2B_API_KEY=e2b_00ff",
             "from e2b import Sandbox",
             "/opt/sandkeep run -- echo hello",

@@ -2,6 +2,7 @@
 
 mod args;
 mod auto_rule;
+mod backup;
 mod budget;
 mod cli;
 mod config;
@@ -14,7 +15,9 @@ mod listed;
 mod logging;
 mod network;
 mod notify;
+mod operator_args;
 mod quantity;
+mod reset;
 mod serve;
 mod state;
 mod storage;
@@ -22,10 +25,14 @@ mod strangers;
 mod template_args;
 mod time_args;
 mod tls;
+mod uninstall;
 mod verify_args;
 mod worded;
 
-use std::{io, process::ExitCode};
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
@@ -53,8 +60,12 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     if let Command::Completions { shell } = cli.command {
-        clap_complete::generate(shell, &mut Cli::command(), "sandkeep", &mut io::stdout());
-        return ExitCode::SUCCESS;
+        let mut text = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "sandkeep", &mut text);
+        return match io::stdout().write_all(&text) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+            _ => ExitCode::SUCCESS,
+        };
     }
     if matches!(cli.command, Command::Serve(_))
         && let Err(error) = sandkeep_host::proc::close_all_on_exec()
@@ -95,6 +106,10 @@ async fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Serve(args) => Box::pin(serve::serve(*args)).await,
         Command::Init(args) => init::init(output, &args).await,
         Command::Doctor(args) => doctor::doctor(output, &args).await,
+        Command::Uninstall(args) => uninstall::uninstall(output, &args),
+        Command::Backup(args) => backup::backup(output, &args).await,
+        Command::Restore(args) => backup::restore(output, &args),
+        Command::Key(command) => state::key(output, &command),
         Command::Storage(command) => storage::storage(output, command).await,
         Command::Template(command) => cli::template::template(&cli.global, command).await,
         Command::Audit(AuditArgs {

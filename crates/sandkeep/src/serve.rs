@@ -65,6 +65,12 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     if source == KeySource::JustMade {
         tracing::info!(file = %config.state.join("api-key").display(), "an API key was made");
     }
+    if source == KeySource::Environment {
+        tracing::info!(
+            file = %config.state.join("api-key").display(),
+            "the API key is the one of SANDKEEP_API_KEY; the file is not read"
+        );
+    }
     let budget = share_out(config.max_connections);
     // Before the boxes are looked after: an address in use should fail at once.
     let listener = bind(&config).await?;
@@ -125,8 +131,10 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         Arc::new(move || metrics.render()),
         env!("CARGO_PKG_VERSION"),
     );
-    let domain = shown_domain(&config, listener.local_addr()?.port());
+    let listen = listener.local_addr()?;
+    let domain = shown_domain(&config, listen.port());
     api.domain.clone_from(&domain);
+    api.port = Some(listen.port());
     api.profiles = profiles;
     api.secrets = Some(secrets);
     api.issuer = Some(issuer);
@@ -148,7 +156,6 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         tls: tls.clone(),
     };
 
-    let listen = listener.local_addr()?;
     state.announce(listen)?;
     tracing::info!(%listen, state = %config.state.display(), "ready");
     if let Some(warning) = greet::exposure_warning(listen)

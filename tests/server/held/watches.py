@@ -99,6 +99,51 @@ os.link(here + '/socket', here + '/other')
 os.unlink(here + '/socket')
 check = lambda: watch > 0
 """),
+    # There is only its number: the file system finds it as long as the socket is there.
+    "inotify_of_a_socket_whose_only_name_is_gone": (EITHER, """
+held = socket.socket(socket.AF_UNIX)
+held.bind(here + '/socket')
+held.listen()
+watch = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(watch, (here + '/socket').encode(), 0x4) == 1
+os.unlink(here + '/socket')
+check = lambda: watch > 0
+"""),
+    "inotify_of_a_pipe_whose_only_name_is_gone": (EITHER, """
+os.mkfifo(here + '/fifo')
+held = os.open(here + '/fifo', os.O_RDWR)
+watch = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(watch, (here + '/fifo').encode(), 0x2) == 1
+os.unlink(here + '/fifo')
+check = lambda: os.write(held, b'x') == 1 and os.read(held, 1) == b'x'
+"""),
+    "inotify_of_a_link_that_is_gone": (EITHER, """
+os.symlink('/nowhere', here + '/link')
+held = os.open(here + '/link', os.O_PATH | os.O_NOFOLLOW)
+watch = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(watch, (here + '/link').encode(), 0x2000000 | 0x4) == 1
+os.unlink(here + '/link')
+check = lambda: watch > 0
+"""),
+    "inotify_of_a_file_that_is_only_mapped": (EITHER, """
+with open(here + '/file', 'w+') as file:
+    file.write('held')
+    file.flush()
+    held = mmap.mmap(file.fileno(), 4)
+watch = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(watch, (here + '/file').encode(), 0x4) == 1
+os.unlink(here + '/file')
+check = lambda: held[:] == b'held'
+"""),
+    "inotify_of_a_name_that_another_file_has_taken": (EITHER, """
+held = open(here + '/file', 'w+')
+watch = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(watch, (here + '/file').encode(), 0x4) == 1
+os.link(here + '/file', here + '/other')
+os.unlink(here + '/file')
+os.symlink('/dev/null', here + '/file')
+check = lambda: watch > 0
+"""),
     "inotify_of_a_removed_name": (EITHER, """
 held = open(here + '/file', 'w+')
 watch = libc.inotify_init1(os.O_NONBLOCK)

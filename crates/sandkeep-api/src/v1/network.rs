@@ -69,6 +69,9 @@ pub(crate) struct DenialView {
     /// Where its address is the reason: the range it lies in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<String>,
+    /// The request, where the connection was let through and the request was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<AskedView>,
     pub why: String,
     pub hint: String,
     #[schema(value_type = String, format = DateTime)]
@@ -76,6 +79,13 @@ pub(crate) struct DenialView {
     #[schema(value_type = String, format = DateTime)]
     pub last: Timestamp,
     pub count: u64,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AskedView {
+    pub method: String,
+    /// Without the query.
+    pub path: String,
 }
 
 impl From<Denial> for DenialView {
@@ -86,6 +96,10 @@ impl From<Denial> for DenialView {
             port: denial.port,
             reason: denial.reason,
             range: denial.range.map(|range| range.to_string()),
+            request: denial.request.map(|asked| AskedView {
+                method: asked.method,
+                path: asked.path,
+            }),
             why: denial.why,
             hint: denial.hint,
             first: denial.first,

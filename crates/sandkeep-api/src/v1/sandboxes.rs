@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode, header::LOCATION};
-use sandkeep_keeper::EgressWish;
+use sandkeep_keeper::{EgressWish, PointUse};
 use sandkeep_model::{
-    CreateSandbox, Error, ListFilter, Order, Result, State as BoxState, TemplateName, TimeWish,
-    check_env, check_metadata,
+    CreateSandbox, E2bSettings, Error, ListFilter, Order, Result, State as BoxState, TemplateName,
+    TimeWish, check_env, check_metadata,
 };
 
-use super::time::called;
+use super::time::meant;
 use super::types::{CreateRequest, SandboxPage, SandboxView, TimeoutWish};
 use crate::{
     caller::Caller,
@@ -49,7 +49,7 @@ pub(crate) async fn create(
         None => EgressWish::default(),
     };
     let from_point = match &request.from_point {
-        Some(point) => Some(called(&state, "from_point", point).await?),
+        Some(point) => Some(meant(&state, "from_point", point, None, PointUse::Read).await?),
         None => None,
     };
     let mut request = CreateSandbox {
@@ -89,6 +89,7 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
         env: request.env,
         metadata: request.metadata,
         ports: request.ports,
+        e2b: E2bSettings::default(),
         identity: request.identity.into(),
         time: TimeWish {
             from_point: None,

@@ -104,6 +104,7 @@ impl Core {
                     expiry,
                     on_timeout: source.on_timeout,
                     ports: source.ports,
+                    e2b: source.e2b.clone(),
                     env: source.env.clone(),
                     metadata: source.metadata.clone(),
                     time: TimeWish {

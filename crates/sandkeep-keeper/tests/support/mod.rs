@@ -157,6 +157,7 @@ pub fn request() -> CreateSandbox {
         env: BTreeMap::from([("COLOUR".to_owned(), "blue".to_owned())]),
         metadata: BTreeMap::new(),
         ports: sandkeep_model::PortAccess::Private,
+        e2b: sandkeep_model::E2bSettings::default(),
         identity: sandkeep_model::Identity::default(),
         time: TimeWish::default(),
         idempotency_key: None,

@@ -56,6 +56,7 @@ impl Policy {
             return Decision::Deny(refusal);
         }
         let mut near = None;
+        let mut narrowed = None;
         for rule in &self.allow {
             if !rule.to.matches(target.host) {
                 continue;
@@ -83,6 +84,7 @@ impl Policy {
                 }
                 Some(http) => {
                     let host = target.host;
+                    narrowed = Some(http);
                     let words = match PlainPath::read(http.path) {
                         Err(why) if rule.http.iter().any(|own| !own.path.is_any()) => format!(
                             "only some paths of {host} are allowed, and {} can be read in two ways: {why}",
@@ -111,7 +113,14 @@ impl Policy {
             let why = format!("{} is not in the policy of this sandbox", target.host);
             (Reason::NoRule, why)
         });
-        Decision::Deny(Refusal::new(reason, why, hint_for(target)))
+        let refusal = match narrowed.filter(|_| reason == Reason::RequestNotAllowed) {
+            Some(http) => {
+                let refusal = Refusal::new(reason, why, hint_for_request(target, http));
+                refusal.of_request(http.method, http.path)
+            }
+            None => Refusal::new(reason, why, hint_for(target)),
+        };
+        Decision::Deny(refusal)
     }
 
     /// Whether an address a name resolved to may be dialled for that name.
@@ -179,6 +188,14 @@ fn hint_for(target: &Target<'_>) -> String {
     format!(
         "if the task needs it, ask for \"{}:{}\" to be added to the policy of this sandbox; `sandkeep policy suggest SANDBOX` proposes it",
         target.host, target.port
+    )
+}
+
+/// The host is in the policy already; only requests to it may be missing.
+fn hint_for_request(target: &Target<'_>, http: HttpTarget<'_>) -> String {
+    format!(
+        "if the task needs it, ask for {} {} to be added to the `http` list of {} in the policy of this sandbox; `sandkeep policy suggest SANDBOX` proposes it",
+        http.method, http.path, target.host
     )
 }
 

@@ -23,6 +23,6 @@ pub use host::{Host, HostError};
 pub use path::{Ambiguity, PlainPath};
 pub use profile::Profile;
 pub use ranges::{Addresses, Ranges};
-pub use refusal::{LookupFailure, Reason, Refusal};
+pub use refusal::{Asked, LookupFailure, Reason, Refusal};
 pub use registries::Registries;
 pub use rule::{HttpRule, PathPattern, Ports, Rule, To};

@@ -122,6 +122,16 @@ pub struct Refusal {
     pub hint: String,
     /// Where an address is the reason: the range it lies in.
     pub range: Option<IpNet>,
+    /// Where the connection was let through and one request in it was not.
+    pub request: Option<Asked>,
+}
+
+/// A request that was refused, as far as a rule could name it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    pub method: String,
+    /// Without the query.
+    pub path: String,
 }
 
 impl Refusal {
@@ -131,6 +141,19 @@ impl Refusal {
             why: why.into(),
             hint: hint.into(),
             range: None,
+            request: None,
+        }
+    }
+
+    /// It is this request that is refused, not the connection.
+    #[must_use]
+    pub fn of_request(self, method: &str, path: &str) -> Self {
+        Self {
+            request: Some(Asked {
+                method: method.to_owned(),
+                path: path.to_owned(),
+            }),
+            ..self
         }
     }
 
@@ -202,6 +225,7 @@ impl Refusal {
             why: format!("{is_what}, {end}"),
             hint,
             range,
+            request: None,
         }
     }
 

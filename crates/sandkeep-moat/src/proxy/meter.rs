@@ -31,7 +31,7 @@ pub struct Meter {
     state: Arc<BoxState>,
     sent: AtomicU64,
     received: AtomicU64,
-    _permit: Permit,
+    permit: Permit,
 }
 
 impl Meter {
@@ -40,11 +40,14 @@ impl Meter {
             state,
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
-            _permit: permit,
+            permit,
         }
     }
 
     pub fn charge(&self, way: Way, count: usize) -> Charge {
+        if self.permit.is_inside() {
+            return Charge::Go;
+        }
         let wide = u64::try_from(count).unwrap_or(u64::MAX);
         match way {
             Way::Out => {
@@ -56,10 +59,12 @@ impl Meter {
                 self.state.traffic.received(wide);
             }
         }
-        let charge = self
-            .state
-            .limiter
-            .charge(count, &self.state.policy().limits);
+        let limits = &self.state.policy().limits;
+        let charge = self.state.limiter.charge(count, limits);
+        if limits.total_bytes.is_some() {
+            // Before they are passed on: whoever kills the server gives nothing back.
+            self.state.write_numbers();
+        }
         if charge == Charge::UsedUp {
             self.state.deny(
                 &Attempt {
@@ -80,6 +85,9 @@ impl Meter {
     /// How much to move at once: with a rate, pieces are small enough to keep it even; and never
     /// more than the box may still have.
     pub fn piece(&self, most: usize) -> usize {
+        if self.permit.is_inside() {
+            return most;
+        }
         let limits = &self.state.policy().limits;
         let even = match limits.bytes_per_second {
             None => most,
@@ -159,5 +167,6 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         self.tell(Phase::Closed);
+        self.meter.state.write_numbers();
     }
 }

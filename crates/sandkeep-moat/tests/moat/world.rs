@@ -318,6 +318,7 @@ impl World {
                 policy,
                 bindings: Vec::new(),
                 from_point: None,
+                copy_of: None,
             })
             .await
             .unwrap()

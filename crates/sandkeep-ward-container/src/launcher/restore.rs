@@ -10,7 +10,7 @@ use super::{
     protocol::{self, Started},
     repair,
     room::{self, Room},
-    run::{Beside, Run, Seen},
+    run::{Beside, Run, Seen, Task},
     seccomp_image, table, userns, userns_image,
     verify::{self, Expected},
     wipe, words,
@@ -197,7 +197,7 @@ fn bring_back(
     let words = words_for(job.listener, &listener);
     // Both ends, so that it does not end when the script closes its own.
     let question = room.open(QUESTION, OFlags::RDWR | OFlags::NONBLOCK)?;
-    let mut criu = Run::start(&words, None)?;
+    let mut criu = Run::start(&words, Task::Restore)?;
     if purpose == Purpose::Trial {
         criu.must_get_on(here.place.cgroups.clone());
     }

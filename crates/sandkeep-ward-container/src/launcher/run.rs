@@ -9,6 +9,7 @@ use crate::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, pidfd_open},
+    thread::{CapabilitySet, remove_capability_from_bounding_set},
 };
 use std::{
     ffi::OsString,
@@ -61,6 +62,23 @@ impl Progress {
     }
 }
 
+/// What CRIU is to do.
+#[derive(Clone, Copy)]
+pub enum Task<'a> {
+    /// `writing` is the lock of whoever writes a sandbox.
+    Save {
+        writing: &'a OwnedFd,
+    },
+    Restore,
+}
+
+/// CRIU opens what an image has no name for by the number that its file system gave it. All disks are
+/// of one file system: the number leads to the disk of the sandbox that was written, whichever disk
+/// this is restored on. A trial would find there what is gone at the resume.
+fn find_nothing_by_number() -> io::Result<()> {
+    remove_capability_from_bounding_set(CapabilitySet::DAC_READ_SEARCH).map_err(io::Error::from)
+}
+
 /// What may happen while CRIU works.
 #[derive(Clone, Copy)]
 pub struct Beside<'a> {
@@ -79,15 +97,21 @@ pub enum Seen {
 }
 
 impl Run {
-    /// In the room this process is in. `writing` is the lock of whoever writes a sandbox.
-    pub fn start(words: &[OsString], writing: Option<&OwnedFd>) -> Result<Self, Failure> {
+    /// In the room this process is in.
+    pub fn start(words: &[OsString], task: Task<'_>) -> Result<Self, Failure> {
         let doing = "running CRIU";
         let mut command = Command::new(PROGRAM);
-        if let Some(writing) = writing {
-            let writing = writing.try_clone().doing(doing)?;
-            // SAFETY: this process has one thread, so what runs between fork and exec may do
-            // whatever other code may.
-            unsafe { command.pre_exec(move || writing::note_criu(&writing)) };
+        match task {
+            Task::Save { writing } => {
+                let writing = writing.try_clone().doing(doing)?;
+                // SAFETY: this process has one thread, so what runs between fork and exec may do
+                // whatever other code may.
+                unsafe { command.pre_exec(move || writing::note_criu(&writing)) };
+            }
+            Task::Restore => {
+                // SAFETY: as above.
+                unsafe { command.pre_exec(find_nothing_by_number) };
+            }
         }
         let mut child = command
             .args(words)

@@ -52,6 +52,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Url { sandbox, port } => url::url(client, output, &sandbox, port).await,
         Command::Inspect { sandbox } => list::inspect(client, output, &sandbox).await,
         Command::Exec(args) => exec::exec(client, output, args).await,
+        Command::Ps { sandbox } => exec::ps(client, output, &sandbox).await,
         Command::Shell(args) => exec::shell(client, output, args).await,
         Command::Cp(args) => cp::cp(client, output, args).await,
         Command::Logs { sandbox, follow } => watch::logs(client, output, &sandbox, follow).await,
@@ -74,6 +75,10 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Serve(_)
         | Command::Init(_)
         | Command::Doctor(_)
+        | Command::Uninstall(_)
+        | Command::Backup(_)
+        | Command::Restore(_)
+        | Command::Key(_)
         | Command::Storage(_)
         | Command::Verify(_)
         | Command::Template(_)

@@ -196,6 +196,8 @@ struct Suggestion {
 fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
     let mut added = BTreeMap::new();
     let mut left_out = BTreeMap::new();
+    let held = Policy::from_json(&policy)
+        .map_err(|error| error.context("reading the policy of the sandbox"))?;
     // A lookup says no port; the connection that would have followed mostly means HTTPS.
     let connected: Vec<&str> = denials
         .iter()
@@ -218,7 +220,7 @@ fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
         let port = match denial["port"].as_u64() {
             Some(0) | None if connected.contains(&host) => continue,
             Some(0) | None => 443,
-            Some(port) => port,
+            Some(port) => u16::try_from(port).unwrap_or_default(),
         };
         let to = match address {
             Some(IpAddr::V6(address)) => json!({"to": address.to_string(), "ports": [port]}),
@@ -226,11 +228,47 @@ fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
         };
         // What no rule can name, like a broken host name, is not for a proposal.
         if Policy::from_json(&json!({"allow": [to]})).is_err() {
-            left_out.insert(host.to_owned(), "no rule can name it".to_owned());
+            let why = match host {
+                "*" => "the budget of the policy is spent: raise `limits.total_bytes`",
+                _ => "this is not the name of a host that a rule could allow",
+            };
+            left_out.insert(host.to_owned(), why.to_owned());
             continue;
         }
         let times = denial["count"].as_u64().unwrap_or(1);
-        *added.entry(format!("{host}:{port}")).or_insert(0) += times;
+        let narrowed = is_narrowed(&held, host, port);
+        let to = match (narrowed, &denial["request"]) {
+            (false, _) => {
+                *added.entry(format!("{host}:{port}")).or_insert(0) += times;
+                to
+            }
+            (true, Value::Object(asked)) => {
+                let (method, path) = (&asked["method"], &asked["path"]);
+                let shown = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let request = format!("{} https://{host}:{port}{}", shown(method), shown(path));
+                let request = if port == 80 {
+                    request.replacen("https", "http", 1)
+                } else {
+                    request
+                };
+                let mut to = to;
+                to["http"] = json!([{"methods": [method], "path": literal(&shown(path))}]);
+                if Policy::from_json(&json!({"allow": [to]})).is_err() {
+                    left_out.insert(request, "a rule cannot name this request".to_owned());
+                    continue;
+                }
+                *added.entry(request).or_insert(0) += times;
+                to
+            }
+            // A rule for the host alone would open every request to it.
+            (true, _) => {
+                left_out.insert(
+                    format!("{host}:{port}"),
+                    "the policy allows only some requests to it (`http`); a rule for the whole host would lose that limit, so add it by hand if that is meant".to_owned(),
+                );
+                continue;
+            }
+        };
         let allow = policy["allow"]
             .as_array_mut()
             .ok_or_else(|| Error::internal("the server's policy has no list of rules"))?;
@@ -243,6 +281,19 @@ fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
         added,
         left_out,
     })
+}
+
+/// Whether the policy lets only some requests through to this host.
+fn is_narrowed(policy: &Policy, host: &str, port: u16) -> bool {
+    host.parse().is_ok_and(|host| {
+        let mut rules = policy.allow.iter().filter(|rule| rule.matches(&host, port));
+        rules.any(|rule| !rule.http.is_empty())
+    })
+}
+
+/// A pattern that this path alone fits.
+fn literal(path: &str) -> String {
+    path.replace('*', "%2A")
 }
 
 /// What `--network`, `--allow` and `--credential` ask for; `None` when none was given.
@@ -349,6 +400,53 @@ mod tests {
         assert!(made.left_out["a.test"].contains("`allow_private`"));
         assert!(made.left_out.contains_key("bad name"));
         Policy::from_json(&made.policy).unwrap();
+    }
+
+    #[test]
+    fn a_suggestion_never_widens_a_rule_that_names_requests() {
+        let policy = json!({"allow": [
+            {"to": "a.test", "ports": [443], "http": [{"path": "/simple/six/*"}]},
+            {"to": "*.b.test", "http": [{"methods": ["GET"], "path": "/x"}]},
+        ]});
+        let post = json!({"method": "POST", "path": "/upload*"});
+        let denials = [
+            json!({"host": "a.test", "port": 443, "via": "http", "count": 2, "request": post}),
+            json!({"host": "a.test", "port": 443, "via": "tls", "count": 1}),
+            json!({"host": "c.b.test", "port": 80, "via": "http", "count": 1,
+                "request": {"method": "GET", "path": "/y"}}),
+            json!({"host": "a.test", "port": 22, "count": 1}),
+        ];
+        let made = suggestion(policy.clone(), &denials).unwrap();
+        let rules = made.policy["allow"].as_array().unwrap();
+        assert_eq!(rules[..2], *policy["allow"].as_array().unwrap());
+        assert_eq!(
+            rules[2..],
+            [
+                json!({"to": "a.test", "ports": [443],
+                    "http": [{"methods": ["POST"], "path": "/upload%2A"}]}),
+                json!({"to": "c.b.test", "ports": [80],
+                    "http": [{"methods": ["GET"], "path": "/y"}]}),
+                json!({"to": "a.test", "ports": [22]}),
+            ]
+        );
+        assert_eq!(made.added["POST https://a.test:443/upload*"], 2);
+        assert!(made.left_out["a.test:443"].contains("only some requests"));
+        let policy = Policy::from_json(&made.policy).unwrap();
+        let allowed = |method: &str, url: &str| {
+            let guard = AddressGuard::default();
+            sandkeep_moat::policy::explain(&policy, &guard, method, url)
+                .unwrap()
+                .allowed
+        };
+        assert!(allowed("POST", "https://a.test/upload*"));
+        for (method, url) in [
+            ("POST", "https://a.test/other"),
+            ("POST", "https://a.test/uploads"),
+            ("DELETE", "https://a.test/upload*"),
+            ("POST", "http://c.b.test/y"),
+        ] {
+            assert!(!allowed(method, url), "{method} {url}");
+        }
     }
 
     #[test]

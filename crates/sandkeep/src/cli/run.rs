@@ -42,6 +42,7 @@ pub async fn run(client: &Client, output: Output, args: RunArgs) -> anyhow::Resu
     let making = make(client, &args.sandbox, args.timeout, Value::Null);
     tokio::pin!(making);
     let (made, interrupted) = tokio::select! {
+        // Polled once more only if it has not ended.
         made = &mut making => (made?, false),
         // The server may have made it already: wait to learn its name, then destroy it. A
         // box whose name nobody was told the server ends by itself.

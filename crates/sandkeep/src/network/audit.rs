@@ -211,6 +211,7 @@ mod tests {
             port: 443,
             reason: Reason::NoRule,
             range: None,
+            request: None,
             why: "no rule".to_owned(),
             hint: String::new(),
             first: at,

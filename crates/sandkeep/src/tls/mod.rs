@@ -12,7 +12,10 @@ use std::{
 
 use rustls::{ServerConfig, crypto::CryptoProvider};
 use sandkeep_model::{Error, Result};
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::config::{Settings, absolute};
@@ -113,7 +116,10 @@ impl Tls {
         })
     }
 
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    pub async fn accept<IO>(&self, stream: IO) -> io::Result<TlsStream<IO>>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin,
+    {
         self.acceptor.accept(stream).await
     }
 }
