@@ -217,6 +217,57 @@ ensure_runsc() {
   }
 }
 
+# The newest release of gVisor, from the Go module that gVisor itself generates for this. Without the
+# version in it its images could not be told from those of other builds.
+NEWEST_RUNSC=release-20260905.0
+RUNSC_MODULE=gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
+# Older ones do not fetch the Go that the module asks for.
+MIN_GO_FOR_RUNSC=1.21
+BUILT_RUNSC=$REPO/.cache/gvisor/runsc
+# Where a server looks for it by itself, and `sandkeep doctor` too.
+OUR_RUNSC=/usr/local/lib/sandkeep/runsc
+
+go_for_runsc() {
+  local found
+  found=$(PATH="$PATH:/usr/local/go/bin" go env GOVERSION 2>/dev/null) || return 1
+  at_least "$MIN_GO_FOR_RUNSC" "${found#go}"
+}
+
+is_newest_runsc() { [ "$("$1" --version 2>/dev/null | head -n 1)" = "runsc version $NEWEST_RUNSC" ]; }
+
+# Builds it into .cache where Go is at hand.
+build_newest_runsc() {
+  is_newest_runsc "$BUILT_RUNSC" && return 0
+  go_for_runsc || return 1
+  local dir=$REPO/.cache/gvisor status=0
+  mkdir -p "$dir"
+  say "==> building runsc $NEWEST_RUNSC into .cache (for the isolation level gvisor; 2 to 6 minutes, once)"
+  # Caches of its own, thrown away: they are larger than the program by far.
+  PATH="$PATH:/usr/local/go/bin" GOBIN=$dir/new GOPATH=$dir/build GOCACHE=$dir/build/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
+    go install -trimpath -ldflags "-s -w -X gvisor.dev/gvisor/runsc/version.version=$NEWEST_RUNSC" \
+    "$RUNSC_MODULE" >"$dir/log" 2>&1 || status=1
+  rm -rf "$dir/build"
+  [ "$status" -ne 0 ] || mv "$dir/new/runsc" "$BUILT_RUNSC"
+  rm -rf "$dir/new"
+  give_back "$REPO/.cache"
+  is_newest_runsc "$BUILT_RUNSC" || {
+    warn "runsc $NEWEST_RUNSC could not be built; the whole log is in $dir/log"
+    return 1
+  }
+}
+
+# For a server: the newest where it can be built, else what this system has.
+ensure_newest_runsc() {
+  is_newest_runsc "$OUR_RUNSC" && return 0
+  if build_newest_runsc; then
+    as_root install -D --mode 755 "$BUILT_RUNSC" "$OUR_RUNSC"
+    return 0
+  fi
+  ensure_runsc || return 1
+  [ -x "$OUR_RUNSC" ] ||
+    say "==> runsc of this system is old (no sudo in sandboxes at level gvisor); with Go $MIN_GO_FOR_RUNSC or newer this script builds the newest"
+}
+
 # Where this system's own packages come from.
 debian_mirror() {
   apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |

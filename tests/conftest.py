@@ -14,7 +14,9 @@ def server():
     """One server for the whole run; tests that end it start it again themselves."""
     if os.geteuid() != 0:
         pytest.exit("the tests make namespaces and mounts: run them as root (`sudo script/test`)", returncode=1)
-    server = Server("--pool-size", "3").start()
+    # SANDKEEP_TEST_ISOLATION=gvisor: as if the operator had made this level the default.
+    level = os.environ.get("SANDKEEP_TEST_ISOLATION")
+    server = Server("--pool-size", "3", *(["--isolation-default", level] if level else [])).start()
     yield server
     if server.process is None or server.process.poll() is not None:
         server.start()

@@ -49,6 +49,7 @@ class Server:
         self.state = state or state_dir()
         self.extra = list(extra)
         self.env = env or {}
+        self.listens_on = "127.0.0.1"
         self.port = free_port()
         self.key = "e2b_" + secrets.token_hex(20)
         self.process: subprocess.Popen[bytes] | None = None
@@ -64,11 +65,12 @@ class Server:
         return self.process.pid
 
     def start(self, wait: bool = True) -> "Server":
-        command = [str(binary()), "serve", "--listen", f"127.0.0.1:{self.port}", "--state", str(self.state), *self.extra]
+        command = [str(binary()), "serve", "--listen", f"{self.listens_on}:{self.port}", "--state", str(self.state), *self.extra]
         env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("SANDKEEP_", "E2B_"))},
             "SANDKEEP_API_KEY": self.key,
             **({"SANDKEEP_MICROVM_KERNEL": os.environ["SANDKEEP_TEST_MICROVM"]} if "SANDKEEP_TEST_MICROVM" in os.environ else {}),
+            **({"SANDKEEP_RUNSC": os.environ["SANDKEEP_TEST_RUNSC"]} if "SANDKEEP_TEST_RUNSC" in os.environ else {}),
             **self.env,
         }
         with self.log_path.open("ab") as log:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import subprocess
 import textwrap
 import time
 import urllib.parse
 
-from sandkeep_server import Refused, Server
+from sandkeep_server import Refused, Server, binary
 
 
 class Ran:
@@ -86,6 +88,16 @@ class Box:
 
     def __exit__(self, *_):
         self.kill()
+
+
+def run_cli(server: Server, *args: str, **options) -> subprocess.CompletedProcess:
+    env = {**os.environ, **server.cli_env()}
+    options = {"stdin": subprocess.DEVNULL} | options if "input" not in options else options
+    return subprocess.run([str(binary()), *args], capture_output=True, text=True, timeout=120, env=env, **options)
+
+
+def post(box: Box, what: str, **wish) -> dict:
+    return box.server.json("POST", f"{box.path}/{what}", wish)
 
 
 def wait_for(condition, what: str, limit: float = 60.0):

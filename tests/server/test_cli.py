@@ -171,6 +171,50 @@ def test_cp_directories_both_ways(cli, box, tmp_path):
     assert (out / "tree" / "sub" / "b.txt").read_text() == "B"
 
 
+def test_cp_keeps_the_mode_and_says_what_it_drops(cli, box, tmp_path):
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\necho it runs\n")
+    tool.chmod(0o755)
+    ran = cli("cp", str(tool), f"{box.id}:/home/user/tool")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert box.exec("/home/user/tool").out == "it runs\n"
+    back = tmp_path / "back"
+    assert cli("cp", f"{box.id}:/home/user/tool", str(back)).returncode == 0
+    assert back.stat().st_mode & 0o7777 == 0o755
+    tool.chmod(0o4750)
+    ran = cli("cp", str(tool), f"{box.id}:/home/user/tool")
+    assert ran.returncode == 0 and "without its setuid" in ran.stderr and str(tool.name) in ran.stderr
+    assert box.exec("stat -c %a /home/user/tool").out == "750\n"
+    tree = tmp_path / "special"
+    tree.mkdir()
+    os.mkfifo(tree / "pipe")
+    (tree / "run").write_text("x")
+    (tree / "run").chmod(0o4711)
+    ran = cli("cp", str(tree), f"{box.id}:/home/user/")
+    assert ran.returncode == 0
+    for what in ("special/pipe", "special/run"):
+        assert re.search(rf"^warning: .*{what}$", ran.stderr, re.M), ran.stderr
+    assert box.exec("ls special; stat -c %a special/run").out == "run\n711\n"
+    ran = cli("cp", str(tree / "pipe"), f"{box.id}:/tmp/pipe")
+    assert ran.returncode == 1 and "not a file or directory" in ran.stderr
+
+
+def test_killing_the_sandbox_under_a_command_is_told_every_time(cli, server):
+    """The server once panicked: it asked twice whether the sandbox had ended."""
+    for _ in range(8):
+        made = cli("create").stdout.strip()
+        running = subprocess.Popen(
+            [str(binary()), "exec", made, "--", "sh", "-c", "echo ready; sleep 30"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **server.cli_env()},
+        )
+        assert running.stdout.readline() == "ready\n"
+        assert cli("kill", made).returncode == 0
+        _, said = running.communicate(timeout=30)
+        assert running.returncode != 0
+        assert "ended while the command ran" in said, said
+    assert b"panicked" not in server.log_path.read_bytes()
+
+
 def test_cp_refusals(cli, box, tmp_path):
     assert cli("cp", str(tmp_path / "missing"), f"{box.id}:/tmp/x").returncode == 1
     assert cli("cp", f"{box.id}:/no/such", str(tmp_path / "x")).returncode == 1

@@ -7,6 +7,7 @@ import uuid
 import pytest
 from boxkit import Box, wait_for
 from sandkeep_server import Refused
+from tiny import tiny_template
 
 # What clients of each generation insist on in every answer about a template.
 LEGACY = {
@@ -62,6 +63,23 @@ def test_a_template_announced_the_v2_way(server, name):
     with pytest.raises(Refused, match="not said yet"):
         server.json("POST", f"/templates/{name}/builds/{asked['buildID']}", {})
     assert asked["buildID"] != build
+
+
+def test_an_image_without_the_account_user_gets_it_and_builds_and_sandboxes_act_as_it(server, name, tmp_path):
+    image = "image-" + secrets.token_hex(4)
+    tar = tiny_template(tmp_path / "image.tar", ("id", "pwd", "chown"), with_user=False)
+    kind = {"Content-Type": "application/octet-stream"}
+    try:
+        assert server.request("POST", f"/v1/templates/{image}", tar.read_bytes(), headers=kind, timeout=120)[0] == 201
+        with Box(server, template=image) as box:
+            assert box.exec("id -un; id -u; pwd").out == "user\n1000\n/home/user\n"
+            assert box.exec("stat -c '%U:%G %a' /home/user").out == "user:user 755\n"
+        build_v2(server, name, "id -un > who", fromTemplate=image)
+        with Box(server, template=name) as box:
+            assert box.read("/home/user/who") == b"user\n"
+            assert box.exec("id -un").out == "user\n"
+    finally:
+        server.request("DELETE", f"/v1/templates/{image}")
 
 
 def test_a_template_from_a_dockerfile_the_v1_way(server, name):

@@ -1,6 +1,7 @@
 """The gVisor level through the server: the same box, on another kernel."""
 
 import os
+import platform
 import shutil
 
 import pytest
@@ -25,7 +26,9 @@ def gvisor(server):
 
 def test_a_box_on_another_kernel(gvisor):
     assert gvisor.made["isolation"] == "gvisor"
-    assert "4.4.0" in gvisor.root(["uname", "-r"]).out
+    # Releases pretend to be different kernels; none is the host's.
+    assert gvisor.root(["uname", "-r"]).out.strip() != platform.release()
+    assert "gVisor" in gvisor.root("dmesg").out
     ran = gvisor.exec("id -un; echo $0; cd; echo kept > file; cat file", cwd="/")
     assert ran.ok and ran.out.startswith("user\n") and ran.out.endswith("kept\n"), ran
     gvisor.write("/home/user/note", b"from outside")
@@ -108,9 +111,9 @@ def test_memory_and_processes_live_through_a_pause_and_in_forks(server, gvisor):
 
 
 def test_a_state_that_runsc_refuses_is_a_typed_error_that_names_the_path(server, gvisor):
-    """A deleted file that is still open on the disk can not be written. The box is not touched."""
+    """A deleted pipe that is still open on the disk cannot be written. The sandbox is not touched."""
     held = gvisor.root(
-        "nohup sh -c 'exec 3> /root/deleted; rm /root/deleted; echo kept >&3; echo yes > /run/held; exec sleep 1000'"
+        "mkfifo /root/deleted; nohup sh -c 'exec 3<> /root/deleted; rm /root/deleted; echo yes > /run/held; exec sleep 1000'"
         " >/dev/null 2>&1 & until [ -s /run/held ]; do sleep 0.1; done; pgrep sleep"
     ).out
     for call, body in (("points", {"memory": True}), ("fork", {"count": 1})):
@@ -134,7 +137,6 @@ def test_a_state_that_runsc_refuses_is_a_typed_error_that_names_the_path(server,
     assert rest["mode"] == "ram" and "/root/deleted" in rest["why"], rest
     server.json("POST", gvisor.path + "/resume", {})
     assert gvisor.root("pgrep sleep").out == held
-    assert gvisor.root(f"cat /proc/{held.split()[0]}/fd/3").out in ("kept\n", ""), "it is the same process"
     # What is in the way can be put away.
     assert gvisor.root("pkill sleep").ok
     assert server.json("POST", gvisor.path + "/pause", {}, timeout=120)["pause"]["mode"] == "disk"

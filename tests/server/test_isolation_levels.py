@@ -148,7 +148,7 @@ def test_a_point_of_another_sandbox_leads_below_no_minimum(server, name):
             "isolation_minimum of the network policy",
         )
         word = f'isolation_minimum of template "{name}"'
-        refused(lambda: server.json("POST", weak.path + "/rollback", {"to": of_strict}), word)
+        refused(lambda: server.json("POST", weak.path + "/rollback", {"to": of_strict, "foreign": True}), word)
         refused(lambda: Box(server, from_point=of_strict, isolation="container"), word)
         assert weak.root("echo on").out == "on\n"
         for point in (of_weak, of_strict):

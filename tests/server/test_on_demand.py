@@ -9,6 +9,7 @@ import subprocess
 import living
 import pytest
 from boxkit import Box, wait_for
+from sandkeep_server import Refused, binary
 from test_cli import Terminal
 
 IDLE = {"timeout_seconds": None, "idle_seconds": 1, "auto_resume": True}
@@ -29,6 +30,28 @@ def events(box, kind):
 
 def wakes(box):
     return len([event for event in events(box, "state") if event["to"] == "resuming"])
+
+
+def test_a_paused_sandbox_answers_whoever_asks_unless_it_was_made_not_to(server, make):
+    """Exec, files and ports wake it without a word at its making; the command line says so."""
+    box = make(timeout_seconds=None)
+    pause(box)
+    assert box.exec(["true"]).ok
+    pause(box)
+    box.write("/tmp/woken", b"yes")
+    pause(box)
+    ran = subprocess.run(
+        [binary(), "exec", box.id, "--", "cat", "/tmp/woken"],
+        env={**os.environ, **server.cli_env()}, capture_output=True, text=True, timeout=120,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "yes"), ran
+    assert ran.stderr == f"sandbox {box.id} was paused: this command wakes it\n", ran
+    asleep = make(timeout_seconds=None, auto_resume=False)
+    pause(asleep)
+    with pytest.raises(Refused) as refused:
+        asleep.exec(["true"])
+    assert refused.value.status == 409 and "resume" in str(refused.value), refused.value
+    assert asleep.info()["state"] == "paused"
 
 
 def test_a_command_that_only_waits_keeps_its_box_awake(make):

@@ -30,7 +30,8 @@ def state(tmp_path):
 
 def command(state, *words):
     kernel = ["--microvm-kernel", os.environ["SANDKEEP_TEST_MICROVM"]] if "SANDKEEP_TEST_MICROVM" in os.environ else []
-    return [str(binary()), "verify", "--state", str(state), *kernel, *words]
+    runsc = ["--runsc", os.environ["SANDKEEP_TEST_RUNSC"]] if "SANDKEEP_TEST_RUNSC" in os.environ else []
+    return [str(binary()), "verify", "--state", str(state), *kernel, *runsc, *words]
 
 
 def environment():

@@ -39,17 +39,19 @@ def needed(root: Path, program: Path) -> set[Path]:
     return found
 
 
-def tiny_template(target: Path) -> Path:
-    """Made from the base template of the tests."""
+def tiny_template(target: Path, more: tuple[str, ...] = (), with_user: bool = True) -> Path:
+    """Made from the base template of the tests, with more programs, or without the account `user`."""
     root = Path(os.path.realpath(state_dir() / "pool" / "templates" / "base" / "root"))
     files: set[Path] = set()
-    for name in PROGRAMS:
+    for name in (*PROGRAMS, *more):
         path = Path("usr/bin") / name
         if (root / path).exists() or (root / path).is_symlink():
             files |= needed(root, path)
     assert Path("usr/bin/bash") in files and len(files) > 20, files
     with tarfile.open(target, "w") as tar:
         for name, mode in (("tmp", 0o1777), ("run", 0o755), ("dev", 0o755), ("proc", 0o555), ("sys", 0o555), ("root", 0o700), ("home/user", 0o755), ("etc", 0o755), ("var/tmp", 0o1777)):
+            if name == "home/user" and not with_user:
+                continue
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode = tarfile.DIRTYPE, mode
             if name == "home/user":
@@ -63,7 +65,8 @@ def tiny_template(target: Path) -> Path:
         for path in sorted(files):
             tar.add(root / path, arcname=str(path), recursive=False)
         for name, text in (("passwd", PASSWD), ("group", GROUP), ("hostname", "box\n"), ("hosts", "127.0.0.1 localhost\n")):
-            data = text.encode()
+            lines = text.splitlines(keepends=True)
+            data = "".join(line for line in lines if with_user or not line.startswith("user:")).encode()
             entry = tarfile.TarInfo(f"etc/{name}")
             entry.size, entry.mode = len(data), 0o644
             tar.addfile(entry, io.BytesIO(data))

@@ -55,6 +55,13 @@ pub struct EntryInfo {
         skip_serializing_if = "Option::is_none"
     )]
     pub symlink_target: Option<String>,
+    /// A link that leads nowhere; any other is described by what it leads to.
+    #[serde(
+        default,
+        deserialize_with = "null_is_default",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub is_symlink: bool,
     #[serde(
         default,
         deserialize_with = "null_is_default",

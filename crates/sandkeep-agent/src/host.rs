@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
-use rustix::process::Signal;
 use sandkeep_agent_api::ConnectError;
 use sandkeep_agent_api::host::{
     ClockRequest, ClockResponse, InitRequest, LogLevel, LogsResponse, PortsResponse,
@@ -17,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::connect::{error_response, json_response, read_json};
 use crate::process::{Launch, StdioKind, host_signal, spawn};
-use crate::reap::{Exit, Target};
+use crate::reap::Exit;
 use crate::server::no_content;
 use crate::users::User;
 use crate::users::read_bounded;
@@ -164,11 +163,7 @@ pub(crate) fn apply(state: &State, message: InitRequest) -> Result<(), ConnectEr
     // Only PID 1 has a box of its own; elsewhere this would rename the machine.
     if rustix::process::getpid() == rustix::process::Pid::INIT {
         if let Some(hostname) = &message.hostname {
-            note(
-                state,
-                "hostname",
-                rustix::system::sethostname(hostname.as_bytes()).map_err(Into::into),
-            );
+            note(state, "hostname", set_hostname(hostname));
             note(
                 state,
                 "/etc/hostname",
@@ -199,6 +194,14 @@ fn note(state: &State, what: &str, result: io::Result<()>) {
             .log()
             .add(LogLevel::Warn, format!("cannot set {what}: {error}"));
     }
+}
+
+/// Most sandboxes are born with their name, and may not change it.
+fn set_hostname(name: &str) -> io::Result<()> {
+    if rustix::system::uname().nodename().to_bytes() == name.as_bytes() {
+        return Ok(());
+    }
+    Ok(rustix::system::sethostname(name.as_bytes())?)
 }
 
 fn check_hostname(name: &str) -> Result<(), ConnectError> {
@@ -324,9 +327,7 @@ pub(crate) async fn run_to_end(
         Some(how) => Ok(how),
         None => {
             // Failing means that it has just ended.
-            let _ = state
-                .reaper()
-                .signal(spawned.pid, Target::Group, Signal::KILL);
+            let _ = state.reaper().kill(spawned.pid);
             Err(ConnectError::deadline_exceeded(format!(
                 "{} did not end in time",
                 words[0]

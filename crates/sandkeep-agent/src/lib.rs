@@ -5,6 +5,7 @@
 
 mod body;
 pub mod connect;
+mod family;
 mod fence;
 pub mod fs;
 mod gate;

@@ -5,16 +5,17 @@
 //! place that calls `waitpid`, and a process is known there before it can be waited for.
 
 use std::collections::HashMap;
-use std::io;
-use std::process::{Child, Command};
+use std::fs::File;
+use std::io::{self, Read};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait,
-};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+
+use crate::family;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,25 +27,30 @@ pub(crate) enum Exit {
 /// Becomes `Some` when the process has been waited for.
 pub(crate) type ExitReceiver = watch::Receiver<Option<Exit>>;
 
-/// Whom a signal is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Target {
-    Process,
-    /// The process and everything in its process group.
-    Group,
+/// A process the agent started and has not yet waited for.
+#[derive(Debug)]
+struct Known {
+    /// Its session, which it was started in.
+    session: Pid,
+    exit: watch::Sender<Option<Exit>>,
 }
 
 /// The processes the agent started and has not yet waited for.
 #[derive(Debug, Default)]
 pub(crate) struct Reaper {
-    known: Mutex<HashMap<Pid, watch::Sender<Option<Exit>>>>,
+    known: Mutex<HashMap<Pid, Known>>,
     paused: AtomicBool,
 }
 
 impl Reaper {
-    /// Starts a process. The lock is held from before the fork until the process is known, so
-    /// its end cannot be missed.
-    pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<(Child, Pid, ExitReceiver)> {
+    /// Starts a process: the child itself, or the one whose number it leaves in `announced` before
+    /// it ends. The lock is held from before the fork until the process is known, so its end
+    /// cannot be missed.
+    pub(crate) fn spawn(
+        &self,
+        mut command: Command,
+        announced: Option<File>,
+    ) -> io::Result<(Pid, ExitReceiver)> {
         let mut known = self.known();
         if self.paused.load(Ordering::Acquire) {
             return Err(io::Error::new(
@@ -52,11 +58,22 @@ impl Reaper {
                 "the sandbox is being written down; try again",
             ));
         }
-        let child = command.spawn()?;
-        let pid = Pid::from_child(&child);
-        let (sender, receiver) = watch::channel(None);
-        known.insert(pid, sender);
-        Ok((child, pid, receiver))
+        let mut child = command.spawn()?;
+        // Our copy of the end that is written to is in it.
+        drop(command);
+        let session = Pid::from_child(&child);
+        let pid = match announced {
+            None => session,
+            Some(mut announced) => {
+                let mut number = [0; size_of::<i32>()];
+                announced.read_exact(&mut number)?;
+                child.wait()?;
+                Pid::from_raw(i32::from_ne_bytes(number)).ok_or(io::ErrorKind::InvalidData)?
+            }
+        };
+        let (exit, receiver) = watch::channel(None);
+        known.insert(pid, Known { session, exit });
+        Ok((pid, receiver))
     }
 
     /// While no process may be started: it would stand still before it began, and the agent with it.
@@ -68,27 +85,33 @@ impl Reaper {
 
     /// Sends a signal to a process that has not been waited for; false if there is none. Until
     /// then its number cannot belong to somebody else.
-    pub(crate) fn signal(&self, pid: Pid, target: Target, signal: Signal) -> io::Result<bool> {
+    pub(crate) fn signal(&self, pid: Pid, signal: Signal) -> io::Result<bool> {
         let known = self.known();
         if !known.contains_key(&pid) {
             return Ok(false);
         }
-        let sent = match target {
-            Target::Process => kill_process(pid, signal),
-            Target::Group => kill_process_group(pid, signal),
-        };
-        match sent {
+        match kill_process(pid, signal) {
             Ok(()) => Ok(true),
             Err(rustix::io::Errno::SRCH) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Ends every process the agent started, with its group.
+    /// Ends a process that has not been waited for, with all that it started; false if there is
+    /// none.
+    pub(crate) fn kill(&self, pid: Pid) -> io::Result<bool> {
+        let known = self.known();
+        match known.get(&pid) {
+            None => Ok(false),
+            Some(one) => family::kill(pid, one.session),
+        }
+    }
+
+    /// Ends every process the agent started, with all that it started.
     pub(crate) fn kill_all(&self) {
-        for &pid in self.known().keys() {
+        for (&pid, one) in &*self.known() {
             // One that is gone already is what we want.
-            let _ = kill_process_group(pid, Signal::KILL);
+            let _ = family::kill(pid, one.session);
         }
     }
 
@@ -106,13 +129,13 @@ impl Reaper {
         let mut known = self.known();
         // Ends with "nobody ended" or "no children".
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            if let (Some(waiting), Some(exit)) = (known.remove(&pid), exit_of(status)) {
-                waiting.send_replace(Some(exit));
+            if let (Some(one), Some(exit)) = (known.remove(&pid), exit_of(status)) {
+                one.exit.send_replace(Some(exit));
             }
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Pid, watch::Sender<Option<Exit>>>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<Pid, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

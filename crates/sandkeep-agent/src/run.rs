@@ -118,6 +118,10 @@ fn serve(entrance: Entrance) -> io::Result<()> {
         if let Some((port, order, gate)) = port {
             machine::attend(port, &order, gate, state.clone())?;
         }
+        if getpid() != Pid::INIT {
+            // As PID 1 it inherits the processes it starts from who led their sessions.
+            rustix::process::set_child_subreaper(Some(getpid()))?;
+        }
         let mut terminate = signal(SignalKind::terminate())?;
         tokio::select! {
             result = server::serve(door, state.clone()) => match result? {},

@@ -11,7 +11,6 @@ use std::time::Duration;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use memchr::memmem;
-use rustix::process::Signal;
 use sandkeep_agent_api::ConnectError;
 use sandkeep_agent_api::host::{LogLevel, TrustRequest};
 use sandkeep_agent_api::process::ProcessConfig;
@@ -19,7 +18,6 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::connect::{error_response, read_json};
 use crate::process::{Launch, StdioKind, spawn};
-use crate::reap::Target;
 use crate::server::no_content;
 use crate::{Body, State};
 
@@ -250,9 +248,7 @@ async fn java(state: &State, keytool: &str, words: &[&str], until: Instant) -> i
         .is_err()
     {
         // Failing means that it has just ended.
-        let _ = state
-            .reaper()
-            .signal(spawned.pid, Target::Group, Signal::KILL);
+        let _ = state.reaper().kill(spawned.pid);
         return Err(io::ErrorKind::TimedOut.into());
     }
     Ok(())

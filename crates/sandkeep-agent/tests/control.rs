@@ -172,6 +172,39 @@ async fn a_killed_process_is_gone_with_its_group_when_told_so() {
     );
 }
 
+/// What leads a session of its own, in place of the command or below it, and what lost its parent.
+#[tokio::test]
+async fn killing_a_command_ends_what_made_a_session_of_its_own() {
+    let agent = Agent::start();
+    for (how, script) in [
+        (
+            "in place",
+            "(sleep 60 & echo $!); exec setsid sh -c 'sleep 60 & echo $!; wait'",
+        ),
+        (
+            "below",
+            "(sleep 60 & echo $!); setsid sh -c 'sleep 60 & echo $!; wait'; true",
+        ),
+    ] {
+        let (pid, mut stream) = agent.shell(script).await;
+        let mut children: Vec<u32> = Vec::new();
+        for _ in 0..2 {
+            children.push(stream.output_until("\n").await.trim().parse().unwrap());
+        }
+        assert!(children.iter().all(|&child| is_alive(child)), "{how}");
+        let killed = agent.call("SendSignal", signal(pid, "SIGNAL_SIGKILL"));
+        assert_eq!(killed.await, (200, json!({})), "{how}");
+        let gone = async {
+            while children.iter().any(|&child| is_alive(child)) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), gone)
+            .await
+            .unwrap_or_else(|_| panic!("{how}: {children:?} live on"));
+    }
+}
+
 /// The test's agent is not PID 1, so orphans go to whoever is.
 fn is_zombie(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {

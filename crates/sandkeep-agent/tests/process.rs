@@ -110,12 +110,15 @@ async fn the_environment_is_made_of_user_box_and_request() {
 #[tokio::test]
 async fn a_process_inherits_nothing_else() {
     let agent = Agent::start();
-    let outcome = agent.run("ls /proc/$$/fd; ps -o sid= -o pgid= -p $$").await;
+    let outcome = agent
+        .run("ls /proc/$$/fd; ps -o pid= -o sid= -o pgid= -p $$")
+        .await;
     let text = outcome.stdout().to_owned();
     let (descriptors, ids) = text.trim().rsplit_once('\n').unwrap();
     assert_eq!(descriptors, "0\n1\n2");
     let ids: Vec<_> = ids.split_whitespace().collect();
-    assert_eq!(ids[0], ids[1], "leader of its own session and group");
+    assert_eq!(ids[1], ids[2], "in the group that its session began with");
+    assert_ne!(ids[0], ids[1], "leads neither, or setsid(1) would fork");
     let signals = agent.run("grep -E 'Sig(Blk|Ign)' /proc/self/status").await;
     assert_eq!(
         signals.stdout(),
@@ -128,6 +131,17 @@ async fn a_process_inherits_nothing_else() {
         child > score(&std::fs::read_to_string(path).unwrap()),
         "children go first"
     );
+}
+
+/// `setsid` of a leader forks and ends with 0 at once, whatever its command does.
+#[tokio::test]
+async fn setsid_runs_in_place_and_its_exit_code_and_output_are_those_of_its_command() {
+    let agent = Agent::start();
+    let request = json!({"process": {"cmd": "setsid", "args": ["sh", "-c", "echo a; sleep 0.2; echo b; exit 3"]}});
+    let outcome = agent.run_with(&[], request).await;
+    assert_eq!((outcome.stdout(), outcome.end.exit_code), ("a\nb\n", 3));
+    let outcome = agent.run("setsid sh -c 'exit 4'").await;
+    assert_eq!(outcome.end.exit_code, 4);
 }
 
 #[tokio::test]

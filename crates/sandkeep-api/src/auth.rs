@@ -53,10 +53,11 @@ fn check(headers: &HeaderMap, key: &Secret) -> Result<()> {
     if key.matches(given) {
         return Ok(());
     }
-    Err(
-        Error::new(Code::Unauthenticated, "this API key is not the server's")
-            .hint("check SANDKEEP_API_KEY or E2B_API_KEY of the client"),
+    Err(Error::new(
+        Code::Unauthenticated,
+        "the API key is not valid for this server",
     )
+    .hint("check SANDKEEP_API_KEY or E2B_API_KEY of the client"))
 }
 
 fn given(headers: &HeaderMap) -> Option<&[u8]> {

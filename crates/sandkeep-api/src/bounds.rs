@@ -10,8 +10,8 @@ use sandkeep_moat::policy::Profile;
 use sandkeep_model::{
     Audience, FILES_KEY_PATTERN, Isolation, LONGEST_PATTERN, Label, Limits, ListFilter,
     MAX_METADATA_BYTES, MODE_PATTERN, MOST_PATTERNS, MOST_STEPS, MOST_TAGS, NamedTokens,
-    PLAIN_PATTERN, POINT_NAME_PATTERN, PageToken, SandboxId, Scopes, SecretName, State,
-    TemplateName, TokenName,
+    PLAIN_PATTERN, POINT_NAME_PATTERN, POINT_PATTERN, PageToken, SandboxId, Scopes, SecretName,
+    State, TemplateName, TokenName,
 };
 use serde_json::{Map, Value, json};
 
@@ -109,12 +109,13 @@ fn minimum() -> Value {
 
 /// Fields of bodies, as `Schema.field`.
 fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
-    let wish = json!({"oneOf": [{"$ref": "#/components/schemas/NetworkWish"}, {"type": "null"}]});
+    let wish = json!({"oneOf": [refer("NetworkWish"), {"type": "null"}]});
     let limit = |least: u64, most: u64| from_to(least, most);
     let cmd = json!({"oneOf": [
         {"type": "string", "pattern": FILLED, "maxLength": own::MAX_WORD_BYTES - 1},
+        // Types made of `prefixItems` have room for the program alone.
         {"type": "array", "minItems": 1, "maxItems": 1024, "items": {"type": "string", "pattern": TEXT},
-            "prefixItems": [{"type": "string", "minLength": 1, "pattern": TEXT}]},
+            "not": {"prefixItems": [{"const": ""}], "minItems": 1}},
     ]});
     vec![
         ("CreateRequest.template", pattern(TemplateName::PATTERN)),
@@ -126,9 +127,13 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
         ),
         ("CreateRequest.env", map_of(ENV_NAME, TEXT)),
         ("CreateRequest.metadata", map_of(TEXT, TEXT)),
-        ("CreateRequest.from_point", pattern(POINT_NAME_PATTERN)),
+        ("CreateRequest.from_point", pattern(POINT_PATTERN)),
         (
             "CreateRequest.idle_seconds",
+            from_to(1, MAX_TIMEOUT_SECONDS),
+        ),
+        (
+            "CreateRequest.paused_limit_seconds",
             from_to(1, MAX_TIMEOUT_SECONDS),
         ),
         ("CreateRequest.network", wish.clone()),
@@ -152,9 +157,9 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
         ),
         ("TimeoutRequest.timeout_seconds", timeout(0)),
         ("ForkRequest.timeout_seconds", timeout(1)),
-        ("ForkRequest.at", pattern(POINT_NAME_PATTERN)),
+        ("ForkRequest.at", pattern(POINT_PATTERN)),
         ("ResumeRequest.timeout_seconds", timeout(1)),
-        ("RollbackRequest.to", pattern(POINT_NAME_PATTERN)),
+        ("RollbackRequest.to", pattern(POINT_PATTERN)),
         ("PointRequest.name", pattern(POINT_NAME_PATTERN)),
         ("PointRequest.tags", tags()),
         ("LabelRequest.name", pattern(POINT_NAME_PATTERN)),
@@ -361,36 +366,40 @@ fn components(document: &mut Value) {
         {"type": "string", "pattern": "^[0-9]{1,5}(-[0-9]{1,5})?$"},
     ]}});
     // Requests are told apart by their host, so rules about them name one.
-    let rule = json!({"anyOf": [short, {
+    let host_rule = json!({
         "type": "object", "required": ["to"], "additionalProperties": false,
         "properties": {"to": host, "ports": ports},
-    }, {
+    });
+    let request = json!({
+        "type": "object", "required": ["path"], "additionalProperties": false,
+        "properties": {
+            "path": {"type": "string", "pattern": "^/[^\\x00-\\x1f\\x7f]*$", "maxLength": 2048},
+            "methods": {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z]{1,32}$"}},
+        },
+    });
+    let request_rule = json!({
         "type": "object", "required": ["to", "http"], "additionalProperties": false,
         "properties": {
             "to": {"type": "string", "pattern": format!("^{named}$"), "maxLength": 253},
             "ports": ports,
-            "http": {"type": "array", "items": {
-                "type": "object", "required": ["path"], "additionalProperties": false,
-                "properties": {
-                    "path": {"type": "string", "pattern": "^/[^\\x00-\\x1f\\x7f]*$", "maxLength": 2048},
-                    "methods": {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z]{1,32}$"}},
-                },
-            }},
+            "http": {"type": "array", "items": refer("RuleRequest")},
         },
-    }]});
+    });
+    let rule = json!({"anyOf": [short, refer("HostRule"), refer("RequestRule")]});
     let amount = json!({"type": ["integer", "null"], "minimum": 0, "maximum": u64::MAX});
     let count = json!({"type": ["integer", "null"], "minimum": 0, "maximum": u32::MAX});
+    let limits = json!({"type": "object", "additionalProperties": false, "properties": {
+        "bytes_per_second": amount, "total_bytes": amount,
+        "new_connections_per_second": count, "concurrent_connections": count,
+    }});
     let policy = json!({
         "default": {"type": "string", "enum": ["deny", "open"]},
         "allow": {"type": "array", "maxItems": 256, "items": rule},
         "deny": {"type": "array", "maxItems": 256, "items": network},
-        "limits": {"type": "object", "additionalProperties": false, "properties": {
-            "bytes_per_second": amount, "total_bytes": amount,
-            "new_connections_per_second": count, "concurrent_connections": count,
-        }},
+        "limits": refer("NetworkLimits"),
         "isolation_minimum": minimum(),
     });
-    let credentials = json!({"type": "array", "items": {"type": "object"},
+    let credentials = json!({"type": "array", "items": refer("Credential"),
         "description": "Which secret is added to requests to which host; see docs/credentials.md"});
     let with_credentials = |policy: &Value| {
         let mut all: Map<String, Value> = policy.as_object().cloned().unwrap_or_default();
@@ -400,23 +409,48 @@ fn components(document: &mut Value) {
     let Some(schemas) = document["components"]["schemas"].as_object_mut() else {
         return;
     };
-    schemas.insert(
-        "NetworkPolicy".to_owned(),
-        json!({"anyOf": [
-            {"type": "object", "additionalProperties": false, "properties": policy},
-            {"type": "object", "additionalProperties": false, "required": ["profile"],
-                "properties": {"profile": {"type": "string", "pattern": PROFILE_VERSION}}},
-        ]}),
-    );
-    schemas.insert(
-        "NetworkWish".to_owned(),
-        json!({"anyOf": [
-            {"type": "object", "additionalProperties": false, "properties": with_credentials(&policy)},
-            {"type": "object", "additionalProperties": false, "required": ["profile"], "properties": {
-                "profile": {"type": "string", "pattern": PROFILE_VERSION}, "credentials": credentials,
-            }},
-        ]}),
-    );
+    let profile = json!({"type": "string", "pattern": PROFILE_VERSION});
+    // Each has a name of its own, which generators would otherwise make up, twice the same.
+    for (name, schema) in [
+        ("HostRule", host_rule),
+        ("RuleRequest", request),
+        ("RequestRule", request_rule),
+        ("NetworkLimits", limits),
+        ("Credential", json!({"type": "object"})),
+        (
+            "PolicyOfRules",
+            json!({"type": "object", "additionalProperties": false, "properties": policy}),
+        ),
+        (
+            "PolicyOfProfile",
+            json!({"type": "object", "additionalProperties": false, "required": ["profile"],
+                "properties": {"profile": profile}}),
+        ),
+        (
+            "WishOfRules",
+            json!({"type": "object", "additionalProperties": false,
+                "properties": with_credentials(&policy)}),
+        ),
+        (
+            "WishOfProfile",
+            json!({"type": "object", "additionalProperties": false, "required": ["profile"],
+                "properties": {"profile": profile, "credentials": credentials}}),
+        ),
+        (
+            "NetworkPolicy",
+            json!({"anyOf": [refer("PolicyOfRules"), refer("PolicyOfProfile")]}),
+        ),
+        (
+            "NetworkWish",
+            json!({"anyOf": [refer("WishOfRules"), refer("WishOfProfile")]}),
+        ),
+    ] {
+        schemas.insert(name.to_owned(), schema);
+    }
+}
+
+fn refer(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
 }
 
 /// A step does one thing, and has what belongs to it.
@@ -460,8 +494,8 @@ fn steps(schemas: &mut Value) {
 /// What a struct of Rust does not say about a body.
 fn bodies(document: &mut Value) {
     let bytes = json!({"type": "string", "format": "binary"});
-    let wish = json!({"$ref": "#/components/schemas/NetworkWish"});
-    let policy = json!({"$ref": "#/components/schemas/NetworkPolicy"});
+    let wish = refer("NetworkWish");
+    let policy = refer("NetworkPolicy");
     for (path, method, kind, schema) in [
         (
             "/v1/sandboxes/{id}/files",
@@ -481,7 +515,12 @@ fn bodies(document: &mut Value) {
             "application/octet-stream",
             &bytes,
         ),
-        ("/v1/points/import", "post", "application/zstd", &bytes),
+        (
+            "/v1/points/import",
+            "post",
+            "application/octet-stream",
+            &bytes,
+        ),
         (
             "/v1/sandboxes/{id}/network",
             "put",

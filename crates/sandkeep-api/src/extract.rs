@@ -4,12 +4,12 @@ use std::{fmt, marker::PhantomData, ops::Deref, time::Duration};
 
 use axum::{
     body::Body,
-    extract::{FromRequest, FromRequestParts, RawPathParams, Request},
+    extract::{FromRequest, FromRequestParts, MatchedPath, RawPathParams, Request},
 };
 use bytes::Bytes;
-use http::{HeaderMap, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderMap, Method, header::CONTENT_TYPE, request::Parts};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use sandkeep_model::{Code, Error, Result, SandboxId, human_bytes};
+use sandkeep_model::{Code, Error, GoneReason, Result, SandboxId, human_bytes};
 use serde::{
     Deserializer,
     de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
@@ -255,8 +255,43 @@ impl Deref for NativeId {
 impl FromRequestParts<Shared> for NativeId {
     type Rejection = NativeError;
     async fn from_request_parts(parts: &mut Parts, state: &Shared) -> Result<Self, NativeError> {
-        Ok(Self(path_part(parts, state, "id").await?.parse()?))
+        let id = path_part(parts, state, "id").await?.parse()?;
+        if !LOOKS_BACK.iter().any(|route| is_at(parts, route)) {
+            refuse_the_gone(state, &id).await?;
+        }
+        Ok(Self(id))
     }
+}
+
+/// What can be asked of a sandbox that is gone.
+const LOOKS_BACK: &[&str] = &["/v1/sandboxes/{id}", "/v1/sandboxes/{id}/points"];
+
+fn is_at(parts: &Parts, route: &str) -> bool {
+    let at = parts.extensions.get::<MatchedPath>();
+    parts.method == Method::GET && at.is_some_and(|at| at.as_str() == route)
+}
+
+/// Whoever asks for a sandbox that ended hears that it did, and why: not that it was never there.
+async fn refuse_the_gone(state: &Shared, id: &SandboxId) -> Result<()> {
+    if state.keeper.get(id).await.is_ok() {
+        return Ok(());
+    }
+    let Ok(sandbox) = state.keeper.get_any(id).await else {
+        return Ok(());
+    };
+    let Some(why) = &sandbox.gone else {
+        return Ok(());
+    };
+    let at = sandbox.gone_at.map(|at| format!(" at {at}"));
+    let why = match why {
+        GoneReason::Expired => "reached its timeout".to_owned(),
+        why => why.to_string(),
+    };
+    Err(Error::not_found(format!(
+        "sandbox \"{id}\" is gone: {why}{}",
+        at.unwrap_or_default()
+    ))
+    .hint("make a new one, with more time if it needs it: sandkeep create --timeout 8h"))
 }
 
 /// The `{id}` of a path of the E2B API.

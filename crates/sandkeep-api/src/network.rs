@@ -53,7 +53,8 @@ fn check(state: &Shared, binding: &Binding, reach: &Policy, guard: &AddressGuard
     };
     match reach.decide(&target, guard) {
         Decision::Allow { .. } => Ok(()),
-        Decision::Deny { why, .. } => {
+        Decision::Deny(refusal) => {
+            let why = refusal.why;
             Err(
                 Error::invalid("host", format!("a credential opens nothing, and {why}")).hint(
                     format!("add \"{}:{}\" to network.allow", binding.host, binding.port),

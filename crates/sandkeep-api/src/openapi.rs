@@ -12,6 +12,7 @@ use utoipa::{
 };
 
 use sandkeep_model::Limits;
+use serde_json::{Map, Value, json};
 
 use crate::{bounds, error::ErrorBody, v1};
 
@@ -109,10 +110,89 @@ pub fn document() -> openapi::OpenApi {
 }
 
 /// The document as it is served: with the bounds of this server.
-pub(crate) fn described(most: &Limits) -> serde_json::Value {
+pub(crate) fn described(most: &Limits) -> Value {
     let mut document = serde_json::to_value(document()).unwrap_or_default();
     bounds::add(&mut document, most);
+    one_object_each(&mut document);
+    bytes_are_binary(&mut document);
     document
+}
+
+/// Generators know no `allOf` in one of several shapes: what is in it becomes one object, and where
+/// a part of it has several shapes itself, one for each.
+fn one_object_each(document: &mut Value) {
+    let schemas = document["components"]["schemas"].clone();
+    let Some(all) = document["components"]["schemas"].as_object_mut() else {
+        return;
+    };
+    for shapes in all
+        .values_mut()
+        .filter_map(|schema| schema.get_mut("oneOf")?.as_array_mut())
+    {
+        *shapes = shapes
+            .iter()
+            .flat_map(|shape| match shape["allOf"].as_array() {
+                None => vec![shape.clone()],
+                Some(parts) => joined(shape, parts, &schemas),
+            })
+            .collect();
+    }
+}
+
+fn joined(shape: &Value, parts: &[Value], schemas: &Value) -> Vec<Value> {
+    let mut made = vec![(Map::new(), Vec::new())];
+    for part in parts {
+        let name = part["$ref"]
+            .as_str()
+            .and_then(|path| path.rsplit('/').next());
+        let part = name.map_or(part, |name| &schemas[name]);
+        let choices = part["oneOf"].as_array();
+        let choices = choices.map_or(std::slice::from_ref(part), Vec::as_slice);
+        made = made
+            .iter()
+            .flat_map(
+                |(properties, required): &(Map<String, Value>, Vec<Value>)| {
+                    choices.iter().map(|choice| {
+                        let (mut properties, mut required) = (properties.clone(), required.clone());
+                        properties.extend(
+                            choice["properties"]
+                                .as_object()
+                                .cloned()
+                                .unwrap_or_default(),
+                        );
+                        required.extend(choice["required"].as_array().cloned().unwrap_or_default());
+                        (properties, required)
+                    })
+                },
+            )
+            .collect();
+    }
+    made.into_iter()
+        .map(|(properties, required)| {
+            let mut one = json!({"type": "object", "properties": properties, "required": required});
+            if let Some(words) = shape["description"].as_str() {
+                one["description"] = words.into();
+            }
+            one
+        })
+        .collect()
+}
+
+/// Bytes in an answer, whatever type of Rust stands for them.
+fn bytes_are_binary(document: &mut Value) {
+    let answers = document["paths"]
+        .as_object_mut()
+        .into_iter()
+        .flat_map(|paths| paths.values_mut())
+        .filter_map(Value::as_object_mut)
+        .flat_map(|item| item.values_mut())
+        .filter_map(|operation| operation.get_mut("responses")?.as_object_mut())
+        .flat_map(|answers| answers.values_mut());
+    for answer in answers {
+        if let Some(content) = answer.pointer_mut("/content/application~1octet-stream") {
+            content["schema"] = json!({"type": "string", "format": "binary"});
+        }
+    }
 }
 
 /// Generated clients name their functions after this: `files_list`, `sandboxes_list`.
@@ -197,6 +277,7 @@ mod tests {
             "GET /v1/sandboxes/{id}/network",
             "GET /v1/sandboxes/{id}/network/denials",
             "GET /v1/sandboxes/{id}/network/traffic",
+            "GET /v1/sandboxes/{id}/processes",
             "GET /v1/secrets",
             "GET /v1/templates",
             "GET /v1/templates/{name}",

@@ -57,7 +57,7 @@ pub(crate) async fn remove(state: &Shared, name: SecretName, force: bool) -> Res
             "the secret {name} is bound: requests of sandbox {} to {}{more} need it",
             first.sandbox_id, first.host
         ))
-        .hint("take it out of their network first, or say force=true: those requests then fail"));
+        .hint("take it out of their network first, or remove it all the same with `--force` (?force=true): those requests then fail"));
     }
     work(move || store.delete(&name)).await
 }

@@ -35,6 +35,8 @@ pub struct ApiState {
     pub version: String,
     /// The domain under which `<port>-<id>.<domain>` reaches boxes, if there is one.
     pub domain: Option<String>,
+    /// The port the server listens on.
+    pub port: Option<u16>,
     /// The largest JSON body that is read.
     pub max_body_bytes: usize,
     /// How long a request that is not a stream may take.
@@ -46,6 +48,13 @@ pub struct ApiState {
 impl ApiState {
     pub const DEFAULT_MAX_BODY_BYTES: usize = 1024 * 1024;
     pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+    /// What E2B's clients put ports of sandboxes under. Told nothing they take a domain of E2B, and
+    /// send there what is meant for a sandbox here.
+    pub(crate) fn e2b_domain(&self) -> Option<String> {
+        let local = || self.port.map(|port| format!("localhost:{port}"));
+        self.domain.clone().or_else(local)
+    }
 
     /// A front desk with the usual bounds, closed metrics and no domain.
     pub fn new(
@@ -66,6 +75,7 @@ impl ApiState {
             metrics_open: false,
             version: version.into(),
             domain: None,
+            port: None,
             max_body_bytes: Self::DEFAULT_MAX_BODY_BYTES,
             request_timeout: Self::DEFAULT_REQUEST_TIMEOUT,
             shutdown: CancellationToken::new(),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// A text of bounded length without control characters. Much of it comes from boxes: what is too
 /// long is cut, what could steer a terminal is replaced.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String")]
 pub struct Text(String);
 
@@ -129,9 +129,17 @@ pub enum Action {
         host: Text,
         port: u16,
         reason: Text,
+        /// The kind of refusal, for programs. Not in records of older servers.
+        #[serde(default)]
+        code: Text,
     },
     NameDenied {
         host: Text,
+        /// Not in records of older servers, nor is the code.
+        #[serde(default)]
+        reason: Text,
+        #[serde(default)]
+        code: Text,
     },
     /// Refusals of one box that came faster than they are written one by one.
     DenialsSummed {
@@ -290,7 +298,11 @@ mod tests {
     #[test]
     fn names_match_the_wire() {
         for action in [
-            Action::NameDenied { host: "a".into() },
+            Action::NameDenied {
+                host: "a".into(),
+                reason: "r".into(),
+                code: "no_rule".into(),
+            },
             Action::SigningKeyRotated { kid: "k".into() },
             Action::EntriesLost { count: 1 },
             Action::PointImported {

@@ -11,6 +11,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use sandkeep_agent_client::{Agent, BoxError};
+use sandkeep_model::Latched;
 
 use crate::{Body, boxes::box_ended, command::Meaning};
 
@@ -81,7 +82,6 @@ impl HttpBody for Upload {
     }
 }
 
-type Closed = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// What to do with the connection when its answer was read to the end.
 type Release = Box<dyn FnOnce(Agent) + Send>;
 
@@ -90,7 +90,7 @@ type Release = Box<dyn FnOnce(Agent) + Send>;
 /// the client's connection is broken off and not closed as if all were well.
 pub(crate) struct Download {
     body: Incoming,
-    closed: Closed,
+    closed: Latched<()>,
     connection: Option<(Agent, Release)>,
     meaning: Meaning,
 }
@@ -98,7 +98,7 @@ pub(crate) struct Download {
 impl Download {
     pub(crate) fn new(
         body: Incoming,
-        closed: Closed,
+        closed: Latched<()>,
         agent: Agent,
         release: Release,
         meaning: Meaning,
@@ -135,7 +135,7 @@ impl HttpBody for Download {
             return Pin::new(&mut self.body).poll_frame(cx).map_err(Into::into);
         }
         // First, so that a dying box can not make its last answer look complete.
-        if self.closed.as_mut().poll(cx).is_ready() {
+        if Pin::new(&mut self.closed).poll(cx).is_ready() {
             self.connection = None;
             return Poll::Ready(Some(Err(box_ended())));
         }

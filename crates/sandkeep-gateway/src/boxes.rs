@@ -1,7 +1,7 @@
 use sandkeep_agent_api::process::StartRequest;
 use sandkeep_agent_client::BoxError;
 use sandkeep_keeper::{Command, Counts, Hold, Keeper};
-use sandkeep_model::{PortAccess, Result, SandboxId, Secret};
+use sandkeep_model::{HostMask, Latched, PortAccess, Result, SandboxId, Secret};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// What the gateway needs to know of boxes; the keeper knows it.
@@ -29,7 +29,7 @@ pub trait Boxes: Clone + Send + Sync + 'static {
     fn awake(&self, id: &SandboxId) -> impl Future<Output = Result<()>> + Send;
 
     /// Fires when the box is gone or paused.
-    fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static;
+    fn closed(&self, id: &SandboxId) -> Latched<()>;
 
     fn access_token(&self, id: &SandboxId) -> Option<Secret>;
 
@@ -37,6 +37,9 @@ pub trait Boxes: Clone + Send + Sync + 'static {
 
     /// `None`: there is no such sandbox, or a request does not wake it.
     fn port_access(&self, id: &SandboxId) -> Option<PortAccess>;
+
+    /// The host that its programs are asked by, where it is not the one of the request.
+    fn host_mask(&self, id: &SandboxId) -> Option<HostMask>;
 
     /// To be called when a request for `port` carried the server's API key.
     fn note_api_key_refused(&self, id: &SandboxId, port: u16) -> impl Future<Output = ()> + Send;
@@ -65,7 +68,7 @@ impl Boxes for Keeper {
         Self::awake(self, id).await
     }
 
-    fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static {
+    fn closed(&self, id: &SandboxId) -> Latched<()> {
         Self::closed(self, id)
     }
 
@@ -79,6 +82,10 @@ impl Boxes for Keeper {
 
     fn port_access(&self, id: &SandboxId) -> Option<PortAccess> {
         Self::port_access(self, id)
+    }
+
+    fn host_mask(&self, id: &SandboxId) -> Option<HostMask> {
+        Self::host_mask(self, id)
     }
 
     async fn note_api_key_refused(&self, id: &SandboxId, port: u16) {

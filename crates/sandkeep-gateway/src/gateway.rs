@@ -14,7 +14,7 @@ use sandkeep_keeper::Keeper;
 use sandkeep_model::{Code, Error, PortAccess, SandboxId, traffic_token};
 
 use crate::{
-    Body, Boxes, GatewayConfig, Route, Target,
+    Body, Boxes, GatewayConfig, OverTls, Route, Target,
     access::{Door, TOKEN_HEADER, check, door},
     answer::{self, Failure},
     api_key,
@@ -60,6 +60,14 @@ impl<K: Boxes> Gateway<K> {
             pool: Pool::new(boxes.clone(), Arc::clone(&config)),
             boxes,
             config,
+        }
+    }
+
+    /// What the client of this request came by.
+    fn scheme(&self, parts: &Parts) -> &'static str {
+        match parts.extensions.get::<OverTls>() {
+            Some(OverTls) => "https",
+            None => self.config.scheme,
         }
     }
 
@@ -167,7 +175,8 @@ impl<K: Boxes> Gateway<K> {
             let asked = Asked {
                 client: client(&parts),
                 host: host.as_deref(),
-                scheme: self.config.scheme,
+                mask: self.boxes.host_mask(&id).map(|mask| mask.host(target.port)),
+                scheme: self.scheme(&parts),
             };
             let to = (&id, target.port);
             to_port::forward(&self.boxes, &self.pool, to, parts, body, &asked, upgrade).await
@@ -204,7 +213,7 @@ impl<K: Boxes> Gateway<K> {
             return None;
         }
         let token = traffic_token(&self.boxes.access_token(id)?);
-        match port_lock::entry(parts, &token, self.config.scheme) {
+        match port_lock::entry(parts, &token, self.scheme(parts)) {
             Entry::Granted => None,
             Entry::Redirect(answer) => Some(*answer),
             Entry::Preflight => Some(answer::preflight()),

@@ -79,6 +79,8 @@ pub(crate) fn for_agent(headers: &mut HeaderMap) {
 pub(crate) struct Asked<'a> {
     pub client: Option<IpAddr>,
     pub host: Option<&'a str>,
+    /// What it is told in place of the host.
+    pub mask: Option<String>,
     pub scheme: &'static str,
 }
 
@@ -106,7 +108,8 @@ pub(crate) fn for_port(headers: &mut HeaderMap, asked: &Asked<'_>, token: Option
     set("x-forwarded-for", asked.client.map(|ip| ip.to_string()));
     set("x-forwarded-host", asked.host.map(str::to_owned));
     set("x-forwarded-proto", Some(asked.scheme.to_owned()));
-    set("host", asked.host.map(str::to_owned));
+    let host = asked.mask.clone();
+    set("host", host.or_else(|| asked.host.map(str::to_owned)));
 }
 
 /// HTTP/2 may send cookies one by one, HTTP/1.1 knows only one line of them.
@@ -201,6 +204,7 @@ mod tests {
         let asked = Asked {
             client: Some([10, 0, 0, 7].into()),
             host: Some("3000-iabc.example.org"),
+            mask: None,
             scheme: "https",
         };
         for_port(&mut headers, &asked, Some(&Secret::new("tok")));
@@ -223,6 +227,7 @@ mod tests {
         let asked = Asked {
             client: None,
             host: None,
+            mask: None,
             scheme: "http",
         };
         for_port(&mut headers, &asked, Some(&Secret::new("tok")));

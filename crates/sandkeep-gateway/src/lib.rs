@@ -12,6 +12,7 @@ mod body;
 mod boxes;
 mod command;
 mod config;
+mod cut;
 mod gateway;
 mod headers;
 mod pool;
@@ -21,8 +22,13 @@ mod target;
 mod to_agent;
 mod to_port;
 
+/// Among the extensions of a request: it came over a TLS connection of this server's own.
+#[derive(Debug, Clone, Copy)]
+pub struct OverTls;
+
 pub use boxes::Boxes;
 pub use config::GatewayConfig;
+pub use cut::Cut;
 pub use gateway::Gateway;
 pub use signature::{FileQuery, Operation, sign};
 pub use target::{BadTarget, Route, Target, route};

@@ -7,7 +7,7 @@ use std::{
 
 use sandkeep_agent_client::Agent;
 use sandkeep_keeper::Counts;
-use sandkeep_model::{Code, Error, Result, SandboxId};
+use sandkeep_model::{Code, Error, Latched, Result, SandboxId};
 use tokio::time::{Instant, timeout};
 
 use crate::{Boxes, GatewayConfig};
@@ -99,8 +99,7 @@ impl<K: Boxes> Pool<K> {
 
     /// Lives as long as the box has connections here; closes old ones, and all when it ends.
     async fn tend(&self, id: SandboxId) {
-        let closed = self.boxes.closed(&id);
-        tokio::pin!(closed);
+        let mut closed: Latched<()> = self.boxes.closed(&id);
         loop {
             tokio::select! {
                 () = &mut closed => {

@@ -4,7 +4,7 @@ use http::{Request, Response, request::Parts};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use sandkeep_agent_client::Agent;
-use sandkeep_model::{Code, Error, SandboxId};
+use sandkeep_model::{Code, Error, Latched, SandboxId};
 
 use crate::{
     Body, Boxes,
@@ -30,7 +30,7 @@ pub(crate) async fn forward<K: Boxes>(
         Err(refused) => return Ok(*refused),
     };
     let upload = Upload::new(body);
-    let mut closed = Box::pin(boxes.closed(id));
+    let mut closed: Latched<()> = boxes.closed(id);
     let (response, agent) = tokio::select! {
         biased;
         () = &mut closed => return Err(Failure::NoBox),

@@ -6,11 +6,11 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use sandkeep_agent_client::{Agent, TunnelError, empty, tunnel};
 use sandkeep_keeper::Counts;
-use sandkeep_model::SandboxId;
+use sandkeep_model::{Latched, SandboxId};
 use tokio::io::copy_bidirectional;
 
 use crate::{
-    Body, Boxes,
+    Body, Boxes, Cut,
     answer::Failure,
     body::Download,
     command::Meaning,
@@ -39,8 +39,9 @@ pub(crate) async fn forward<K: Boxes>(
     }
     *request.headers_mut() = parts.headers;
 
+    let cut = parts.extensions.remove::<Cut>().unwrap_or_default();
     let hold = boxes.hold(id);
-    let mut closed = Box::pin(boxes.closed(id));
+    let mut closed: Latched<()> = boxes.closed(id);
     let sent = async {
         let channel = pool
             .channel(id, Counts::Traffic)
@@ -67,7 +68,7 @@ pub(crate) async fn forward<K: Boxes>(
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let client = upgrade.ok_or(Failure::Broken)?;
-        return switch(response, program, client, closed);
+        return switch(response, program, client, closed, cut);
     }
     let (mut head, body) = response.into_parts();
     headers::drop_hop_by_hop(&mut head.headers);
@@ -79,15 +80,13 @@ pub(crate) async fn forward<K: Boxes>(
 }
 
 /// Lets both sides talk as they like from here on, until one hangs up or the box ends.
-fn switch<C>(
+fn switch(
     mut response: Response<hyper::body::Incoming>,
     program: Agent,
     client: OnUpgrade,
-    closed: C,
-) -> Result<Response<Body>, Failure>
-where
-    C: Future<Output = ()> + Send + 'static,
-{
+    closed: Latched<()>,
+    cut: Cut,
+) -> Result<Response<Body>, Failure> {
     let protocol = headers::wanted_upgrade(response.headers()).ok_or(Failure::Broken)?;
     let inner = hyper::upgrade::on(&mut response);
     tokio::spawn(async move {
@@ -102,7 +101,7 @@ where
         };
         tokio::select! {
             biased;
-            () = closed => {}
+            () = closed => cut.mark(),
             ended = talk => if let Err(error) = ended {
                 tracing::debug!(%error, "a change of protocol did not come about");
             },

@@ -64,6 +64,16 @@ impl First {
         Ok(())
     }
 
+    /// Has this one process stand still, and nothing else of the box. Blocks.
+    pub fn stop(&self, pid: i32, wait: Duration) -> Result<(), Failure> {
+        proc::stop(self.pidfd.get_ref(), pid, wait)
+    }
+
+    /// Ends a [`stop`](Self::stop).
+    pub fn go_on(&self) -> Result<(), Failure> {
+        proc::go_on(self.pidfd.get_ref())
+    }
+
     /// Ends the box; from now on that is no news.
     pub async fn end(self: &Arc<Self>, id: &SandboxId, cgroups: &Cgroups) -> Result<()> {
         self.ending.store(true, Ordering::Release);

@@ -9,7 +9,8 @@ use std::{
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
     path::Path,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -118,6 +119,51 @@ pub fn kill_by(pidfd: &OwnedFd) -> Result<(), Failure> {
         Err(rustix::io::Errno::SRCH) => Ok(()),
         other => other.doing("killing the box"),
     }
+}
+
+/// Has a process stand still (SIGSTOP) and waits until every thread of it does. Blocks.
+pub fn stop(pidfd: &OwnedFd, pid: i32, wait: Duration) -> Result<(), Failure> {
+    const LOOK: Duration = Duration::from_millis(1);
+    const WHAT: &str = "stopping the box";
+    pidfd_send_signal(pidfd, Signal::STOP).doing(WHAT)?;
+    let until = Instant::now() + wait;
+    while !stands_still(pid).doing(WHAT)? {
+        if !runs(pidfd) {
+            return Err(io::Error::from(io::ErrorKind::NotFound)).doing(WHAT);
+        }
+        if Instant::now() >= until {
+            // Half of it must not stay so.
+            go_on(pidfd)?;
+            return Err(io::Error::from(io::ErrorKind::TimedOut)).doing(WHAT);
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// Ends a [`stop`]; one that runs is not disturbed.
+pub fn go_on(pidfd: &OwnedFd) -> Result<(), Failure> {
+    pidfd_send_signal(pidfd, Signal::CONT).doing("letting the box run")
+}
+
+/// Whether all threads of a process are stopped.
+fn stands_still(pid: i32) -> io::Result<bool> {
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        match fs::read_to_string(thread?.path().join("stat")) {
+            Ok(stat) if state(&stat) == Some('T') => {}
+            Ok(_) => return Ok(false),
+            // It ended between the two looks.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+/// Field 3 of /proc/PID/stat, the first after the name.
+fn state(stat: &str) -> Option<char> {
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 pub fn ended_within(pidfd: &OwnedFd, wait: Duration) -> bool {

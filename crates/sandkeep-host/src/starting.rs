@@ -129,6 +129,7 @@ where
     tokio::spawn(async move {
         let mut start = std::pin::pin!(start);
         let made = tokio::select! {
+            // Polled once more only if it has not ended.
             made = &mut start => made,
             () = tell.closed() => {
                 abandoned.cancel();

@@ -14,6 +14,9 @@ pub struct KeeperConfig {
     pub max_boxes: usize,
     /// The longest time a box may be given; `None` lets a box have no end.
     pub max_lifetime: Option<Duration>,
+    /// How long a box may be paused before it is ended; `None`: as long as it likes, if it has no
+    /// limit of its own.
+    pub paused_limit: Option<Duration>,
     /// How long rows of boxes that are gone, and their events, are kept.
     pub keep_history: Duration,
     pub network: NetworkConfig,

@@ -11,9 +11,9 @@ use futures_util::FutureExt as _;
 use sandkeep_agent_api::host::InitRequest;
 use sandkeep_agent_client::Agent;
 use sandkeep_model::{
-    BoxDefaults, BoxTime, Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish,
-    Limits, OnTimeout, Point, PointId, PointPolicy, PortAccess, Result, Sandbox, SandboxId, Secret,
-    State, TemplateName, Timestamp, check_env, check_metadata,
+    BoxDefaults, BoxTime, Code, CreateSandbox, E2bSettings, Error, Expiry, GoneReason, Identity,
+    IsolationWish, Limits, OnTimeout, Point, PointId, PointPolicy, PortAccess, Result, Sandbox,
+    SandboxId, Secret, State, TemplateName, Timestamp, check_env, check_metadata,
 };
 use sandkeep_store::{Idempotency, NewBox};
 use sandkeep_vault::{Disk, TemplateInfo};
@@ -95,6 +95,7 @@ impl Plan {
             auto_resume: wish.auto_resume,
             pause_files_only: wish.pause_files_only,
             idle_seconds: wish.idle_seconds,
+            paused_limit_seconds: wish.paused_limit_seconds,
             lease_seconds: match self.request.expiry {
                 Expiry::Never => None,
                 Expiry::After(time) => Some(time.as_secs().max(1)),
@@ -139,6 +140,12 @@ impl Core {
             return Err(Error::invalid(
                 "idle_seconds",
                 "a sandbox can not be idle for 0 seconds",
+            ));
+        }
+        if request.time.paused_limit_seconds == Some(0) {
+            return Err(Error::invalid(
+                "paused_limit_seconds",
+                "a sandbox must be allowed to be paused for 1 second at least",
             ));
         }
         if let Some(points) = &request.time.points {
@@ -281,6 +288,7 @@ impl Core {
             end_at: self.first_end(now, request.expiry)?,
             on_timeout: request.on_timeout,
             ports: request.ports,
+            e2b: request.e2b.clone(),
             env: request.env.clone(),
             metadata: request.metadata.clone(),
             identity: request.identity.clone(),
@@ -584,6 +592,7 @@ pub fn blank(template: &TemplateName, ward: &dyn Ward, limits: Limits, now: Time
         metadata: std::collections::BTreeMap::new(),
         identity: Identity::default(),
         ports: PortAccess::default(),
+        e2b: E2bSettings::default(),
         access_token: Secret::random(),
         gone: None,
         gone_at: None,

@@ -50,7 +50,7 @@ impl Core {
     }
 
     /// Needs no turn: it changes nothing in the box's life.
-    async fn starved(&self, id: &SandboxId, kills: u64) {
+    pub async fn starved(&self, id: &SandboxId, kills: u64) {
         let Some(entry) = self.registry.find(id) else {
             return;
         };

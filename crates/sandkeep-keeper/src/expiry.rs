@@ -144,6 +144,9 @@ impl Core {
         }
         let before = entry.end_at();
         let end_at = self.end_of(entry.with(|b| b.started_at), Timestamp::now(), expiry)?;
+        if !only_later {
+            self.keep_lease(&entry, expiry).await?;
+        }
         let is_later = match (before, end_at) {
             (None, _) => false,
             (Some(_), None) => true,
@@ -158,6 +161,53 @@ impl Core {
         entry.amend(|sandbox| sandbox.end_at = end_at);
         self.deadlines.moved(id, before, end_at);
         Ok(entry.sandbox())
+    }
+
+    /// The time somebody gave it last is what it gets again when it wakes.
+    async fn keep_lease(&self, entry: &Entry, expiry: Expiry) -> Result<()> {
+        let lease = match expiry {
+            Expiry::Never => None,
+            Expiry::After(time) => Some(time.as_secs().max(LEAST.as_secs())),
+        };
+        let mut time = entry.with(|sandbox| sandbox.time.clone());
+        if time.lease_seconds == lease {
+            return Ok(());
+        }
+        time.lease_seconds = lease;
+        if !self.store.set_time(&entry.id, &time).await? {
+            return Err(Error::sandbox_not_found(&entry.id));
+        }
+        entry.amend(|sandbox| sandbox.time.lease_seconds = lease);
+        Ok(())
+    }
+
+    /// Ends boxes that were paused for longer than they may be.
+    fn end_long_paused(self: &Arc<Self>) {
+        let most = self.config.paused_limit;
+        for entry in self.registry.all() {
+            let over = move |sandbox: &Sandbox| {
+                let own = sandbox.time.paused_limit_seconds.map(Duration::from_secs);
+                let limit = own.into_iter().chain(most).min();
+                let since = sandbox.time.pause.as_ref().map(|pause| pause.at);
+                sandbox.state == State::Paused
+                    && limit
+                        .zip(since)
+                        .is_some_and(|(limit, since)| since.plus(limit).has_passed())
+            };
+            if !entry.with(over) {
+                continue;
+            }
+            let core = Arc::clone(self);
+            self.tasks.spawn(async move {
+                // It may have been woken meanwhile.
+                let ended = core
+                    .stop_if(&entry, GoneReason::PausedTooLong, None, over)
+                    .await;
+                if let Err(error) = ended {
+                    tracing::debug!(id = %entry.id, %error, "ending a box that was paused for long");
+                }
+            });
+        }
     }
 
     /// A box that could not be paused runs on; nothing of it may be lost.
@@ -211,6 +261,7 @@ impl Core {
                     }
                 });
             }
+            self.end_long_paused();
             tokio::select! {
                 () = self.closing.cancelled() => return,
                 () = self.deadlines.wait() => {}

@@ -117,6 +117,9 @@ pub fn given(request: &CreateSandbox, network: &EgressWish) -> Result<Option<Ide
         if request.ports == PortAccess::Private {
             list.push(serde_json::json!({ "ports": request.ports }));
         }
+        if !request.e2b.is_empty() {
+            list.push(serde_json::json!({ "e2b": request.e2b }));
+        }
         // Only when it says something: keys of an earlier version keep their meaning.
         if request.time != TimeWish::default() {
             let time = &request.time;
@@ -126,6 +129,9 @@ pub fn given(request: &CreateSandbox, network: &EgressWish) -> Result<Option<Ide
                 "pause_files_only": time.pause_files_only,
                 "idle_seconds": time.idle_seconds,
             });
+            if let Some(limit) = time.paused_limit_seconds {
+                said["paused_limit_seconds"] = limit.into();
+            }
             if let Some(points) = &time.points {
                 said["points"] = serde_json::json!(points);
             }

@@ -5,9 +5,9 @@ use std::{
 
 use sandkeep_moat::{Denial, Moat, Traffic, policy::Policy};
 use sandkeep_model::{
-    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, Isolation, IsolationWish, Limits,
-    ListFilter, Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret, State, Template,
-    TemplateName, Timestamp, Usage,
+    CreateSandbox, Error, Event, EventKind, Expiry, GoneReason, HostMask, Isolation, IsolationWish,
+    Latched, Limits, ListFilter, Page, PortAccess, Result, Sample, Sandbox, SandboxId, Secret,
+    State, Template, TemplateName, Timestamp, Usage,
 };
 use sandkeep_store::Store;
 use sandkeep_vault::{ImportLimits, TemplateInfo, Vault};
@@ -161,6 +161,11 @@ impl Keeper {
         self.core.config.network.moat.as_ref()
     }
 
+    /// What a build of a template that says nothing may reach.
+    pub fn build_policy(&self) -> &Policy {
+        &self.core.config.network.builds
+    }
+
     /// What a box may reach whose create says nothing.
     pub fn standing_policy(&self) -> &Policy {
         &self.core.config.network.standing
@@ -184,6 +189,21 @@ impl Keeper {
             .filter(|record| !record.pooled)
             .map(|record| record.sandbox)
             .ok_or_else(|| Error::sandbox_not_found(id))
+    }
+
+    /// How many processes of a box the kernel has killed for memory, as it counts them now.
+    pub async fn oom_kills(&self, id: &SandboxId) -> Result<u64> {
+        let entry = self.core.registry.owned(id)?;
+        let known = entry.with(|sandbox| sandbox.oom_kills);
+        let usage = match entry.state() {
+            State::Running => self.core.usage(&entry).await,
+            _ => None,
+        };
+        let kills = usage.map_or(known, |usage| usage.oom_kills.max(known));
+        if kills > known {
+            self.core.starved(id, kills).await;
+        }
+        Ok(kills)
     }
 
     pub async fn view(&self, id: &SandboxId) -> Result<BoxView> {
@@ -275,18 +295,18 @@ impl Keeper {
     }
 
     /// Fires when the box is gone or paused: streams of it must be cut then.
-    pub fn closed(&self, id: &SandboxId) -> impl Future<Output = ()> + Send + 'static + use<> {
+    pub fn closed(&self, id: &SandboxId) -> Latched<()> {
         let token = self
             .core
             .registry
             .owned(id)
             .ok()
             .map(|entry| entry.activity.gate());
-        async move {
+        Latched::new(async move {
             if let Some(token) = token {
                 token.cancelled_owned().await;
             }
-        }
+        })
     }
 
     /// Somebody waits for an answer of the box as long as this is kept: it is not idle.
@@ -313,6 +333,11 @@ impl Keeper {
     /// Who reaches the ports of a sandbox, from memory: no I/O.
     pub fn port_access(&self, id: &SandboxId) -> Option<PortAccess> {
         self.core.registry.port_access(id)
+    }
+
+    /// The host that programs of a sandbox are asked by, where it is not the one of the request.
+    pub fn host_mask(&self, id: &SandboxId) -> Option<HostMask> {
+        self.core.registry.host_mask(id)
     }
 
     /// Writes down that a client sent the server's API key to a sandbox.

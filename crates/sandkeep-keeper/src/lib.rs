@@ -39,6 +39,6 @@ pub use network::{DenialBell, NetworkConfig};
 pub use storage::{StorageReason, StorageReport};
 pub use takers::Taken;
 pub use time::{
-    Command, Counts, Export, ForkWish, Hold, Imported, PauseWish, Place, PointWish, Timeline,
-    check_point_policy,
+    Command, Counts, Export, ForkWish, Hold, Imported, PauseWish, Place, PointUse, PointWish,
+    Timeline, check_point_policy,
 };

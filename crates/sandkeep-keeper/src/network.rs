@@ -42,6 +42,8 @@ pub struct NetworkConfig {
     pub moat: Option<Arc<Moat>>,
     /// What a box may reach whose create says nothing about it.
     pub standing: Policy,
+    /// For builds of templates that say nothing.
+    pub builds: Policy,
     /// Given to the moat as its hooks, this brings refusals into the event stream.
     pub denials: DenialBell,
 }
@@ -51,6 +53,7 @@ impl Default for NetworkConfig {
         Self {
             moat: None,
             standing: Policy::air_gapped(),
+            builds: Policy::air_gapped(),
             denials: DenialBell::default(),
         }
     }
@@ -101,8 +104,10 @@ impl Reach {
     /// Whether it moved anything since this was asked last.
     pub fn talked(&self) -> bool {
         let traffic = lock(&self.moat).as_ref().map(BoxMoat::traffic);
-        let traffic = traffic.unwrap_or_default();
-        let moved = traffic.bytes_sent.saturating_add(traffic.bytes_received);
+        // Where nothing is attached nothing moves.
+        let Some(moved) = traffic.as_ref().map(moved) else {
+            return false;
+        };
         self.moved.swap(moved, Ordering::AcqRel) != moved
     }
 
@@ -174,6 +179,10 @@ impl Reach {
     }
 }
 
+fn moved(traffic: &Traffic) -> u64 {
+    traffic.bytes_sent.saturating_add(traffic.bytes_received)
+}
+
 /// Spent by events, filled by time.
 struct Budget {
     left: u32,
@@ -206,6 +215,11 @@ impl Core {
         self.enforceable(wish.over(&self.config.network.standing.clone().into()))
     }
 
+    /// The same for the build of a template.
+    pub fn reach_of_build(&self, wish: EgressWish) -> Result<Egress> {
+        self.enforceable(wish.over(&self.config.network.builds.clone().into()))
+    }
+
     fn enforceable(&self, egress: Egress) -> Result<Egress> {
         let nothing = egress.reaches_nothing() && egress.credentials.is_empty();
         if self.config.network.moat.is_none() && !nothing {
@@ -232,8 +246,14 @@ impl Core {
             policy: egress.policy.clone(),
             bindings: egress.credentials.clone(),
             from_point: from_point.map(|point| point.to_string()),
+            copy_of: entry.with(|sandbox| sandbox.identity.parent.clone()),
         };
         let attached = moat.attach(spec).await?;
+        // What it moved before is not what it moves now.
+        entry
+            .reach
+            .moved
+            .store(moved(&attached.traffic()), Ordering::Release);
         lock(&entry.reach.from_point).take();
         *lock(&entry.reach.moat) = Some(attached);
         Ok(())
@@ -312,11 +332,24 @@ impl Core {
     }
 
     pub fn denials(&self, id: &SandboxId) -> Result<Vec<Denial>> {
-        Ok(self.registry.owned(id)?.reach.denials())
+        let entry = self.registry.owned(id)?;
+        match self.at_rest(&entry) {
+            Some((_, denials)) => Ok(denials),
+            None => Ok(entry.reach.denials()),
+        }
+    }
+
+    /// What is kept of a box that is not attached, because it is paused.
+    fn at_rest(&self, entry: &Entry) -> Option<(Traffic, Vec<Denial>)> {
+        let moat = self.config.network.moat.as_ref()?;
+        (!entry.reach.attached()).then(|| moat.kept(&entry.id))
     }
 
     pub fn traffic(&self, id: &SandboxId) -> Result<Traffic> {
         let entry = self.registry.owned(id)?;
+        if let Some((traffic, _)) = self.at_rest(&entry) {
+            return Ok(traffic);
+        }
         let moat = lock(&entry.reach.moat);
         Ok(moat.as_ref().map(BoxMoat::traffic).unwrap_or_default())
     }
@@ -369,6 +402,7 @@ fn told(denial: &Denial) -> EventKind {
     EventKind::EgressDenied {
         host: short(&denial.host, LONGEST_HOST),
         port: denial.port,
+        reason: denial.reason.name().to_owned(),
         why: short(&denial.why, LONGEST_WHY),
     }
 }

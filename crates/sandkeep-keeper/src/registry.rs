@@ -9,7 +9,7 @@ use std::{
 };
 
 use sandkeep_model::{
-    Error, GoneReason, PortAccess, Result, Sandbox, SandboxId, Secret, State, Timestamp,
+    Error, GoneReason, HostMask, PortAccess, Result, Sandbox, SandboxId, Secret, State, Timestamp,
 };
 use sandkeep_ward::Ward;
 use tokio::sync::Notify;
@@ -278,6 +278,13 @@ impl Registry {
         let entry = self.find(id)?;
         let face = read(&entry.face);
         (!face.pooled && reachable(&face.sandbox)).then_some(face.sandbox.ports)
+    }
+
+    /// The host that programs of a sandbox are asked by, where it is not the one of the request.
+    pub fn host_mask(&self, id: &SandboxId) -> Option<HostMask> {
+        let entry = self.find(id)?;
+        let face = read(&entry.face);
+        face.sandbox.e2b.mask_request_host.clone()
     }
 
     pub fn tokens(&self) -> Vec<(SandboxId, Secret)> {

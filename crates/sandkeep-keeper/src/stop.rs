@@ -182,6 +182,7 @@ const fn label(why: &GoneReason) -> &'static str {
         GoneReason::OutOfMemory => "out_of_memory",
         GoneReason::CreateFailed { .. } => "create_failed",
         GoneReason::CreateInterrupted => "create_interrupted",
+        GoneReason::PausedTooLong => "paused_too_long",
         GoneReason::LostWhileServerWasDown => "lost_while_server_was_down",
     }
 }

@@ -6,7 +6,7 @@ mod support;
 
 use std::{fs, path::PathBuf, sync::atomic::Ordering, time::Duration};
 
-use sandkeep_keeper::{ForkWish, Keeper, PauseWish, PointWish};
+use sandkeep_keeper::{ForkWish, Keeper, PauseWish, PointUse, PointWish};
 use sandkeep_model::{
     Code, CreateSandbox, Expiry, GoneReason, OnTimeout, PauseMode, SandboxId, State, TimeWish,
 };
@@ -184,7 +184,10 @@ async fn a_rollback_keeps_who_the_box_is() {
     assert_eq!(back.end_at, made.end_at);
     assert_eq!(noted(&world, id).await, "then");
     well(&keeper, id).await;
-    let called = keeper.point_called("good").await.unwrap().unwrap();
+    let called = keeper
+        .named_point("good", None, PointUse::Read)
+        .await
+        .unwrap();
     assert_eq!(called.id, point.id, "the point stays");
 
     // From a pause, too; and children know their parents.

@@ -2,14 +2,17 @@
 
 use std::collections::VecDeque;
 
+use ipnet::IpNet;
 use sandkeep_model::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::policy::{Asked, Reason};
 
 /// More different refusals than this push out the oldest.
 const KEPT: usize = 256;
 
 /// How something was tried.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Via {
     Dns,
@@ -18,14 +21,32 @@ pub enum Via {
     Http,
 }
 
+impl Via {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Dns => "dns",
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+            Self::Http => "http",
+        }
+    }
+}
+
 /// One refusal, however often it was met.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Denial {
     pub via: Via,
     /// A name or an address, as far as it was known.
     pub host: String,
     /// Zero for a lookup.
     pub port: u16,
+    pub reason: Reason,
+    /// Where its address is the reason: the range it lies in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<IpNet>,
+    /// Where the connection was let through and one request in it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Asked>,
     pub why: String,
     pub hint: String,
     pub first: Timestamp,
@@ -41,13 +62,7 @@ pub(crate) struct Denials {
 impl Denials {
     /// Takes one down. Says what is to be reported, if anything.
     pub fn add(&mut self, denial: Denial) -> Option<Denial> {
-        let known = self.ring.iter().position(|other| {
-            other.via == denial.via
-                && other.host == denial.host
-                && other.port == denial.port
-                && other.why == denial.why
-        });
-        let merged = match known.and_then(|at| self.ring.remove(at)) {
+        let merged = match self.take(&denial) {
             Some(mut old) => {
                 old.last = denial.last;
                 old.count += 1;
@@ -58,15 +73,43 @@ impl Denials {
         // A box that tries the same again and again must not fill the audit log: after the first
         // time it is reported at each doubling of the count.
         let report = merged.count.is_power_of_two();
-        if self.ring.len() >= KEPT {
-            self.ring.pop_front();
-        }
-        self.ring.push_back(merged);
+        self.push(merged);
         if report {
             self.ring.back().cloned()
         } else {
             None
         }
+    }
+
+    /// One that was written down, as it was then.
+    pub fn restore(&mut self, denial: Denial) {
+        self.take(&denial);
+        self.push(denial);
+    }
+
+    fn take(&mut self, same: &Denial) -> Option<Denial> {
+        let known = self.ring.iter().position(|other| {
+            other.via == same.via
+                && other.host == same.host
+                && other.port == same.port
+                && other.why == same.why
+        });
+        known.and_then(|at| self.ring.remove(at))
+    }
+
+    fn push(&mut self, denial: Denial) {
+        if self.ring.len() >= KEPT {
+            self.ring.pop_front();
+        }
+        self.ring.push_back(denial);
+    }
+
+    pub fn oldest_first(&self) -> Vec<Denial> {
+        self.ring.iter().cloned().collect()
+    }
+
+    pub fn into_oldest_first(self) -> Vec<Denial> {
+        self.ring.into()
     }
 
     /// Newest first.
@@ -84,6 +127,9 @@ mod tests {
             via: Via::Tcp,
             host: host.to_owned(),
             port: 22,
+            reason: Reason::NoRule,
+            range: None,
+            request: None,
             why: "because".to_owned(),
             hint: String::new(),
             first: Timestamp::from_millis(1),

@@ -6,12 +6,14 @@
 
 pub mod policy;
 
+mod closed_registries;
 mod denials;
 mod dns;
 mod edge;
 mod hooks;
 mod inside;
 mod intercept;
+mod kept;
 mod limits;
 mod memory;
 mod moat;
@@ -22,6 +24,7 @@ mod proxy;
 mod state;
 mod traffic;
 
+pub use closed_registries::{ClosedRegistry, closed_registries};
 pub use denials::{Denial, Via};
 pub use dns::{INSIDE_NAME, UpstreamDns};
 pub use edge::{BOX_V4, BOX_V6, INSIDE_V4};

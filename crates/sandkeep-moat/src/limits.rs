@@ -150,6 +150,13 @@ enum Counted {
     Inside,
 }
 
+impl Permit {
+    /// To ourselves: that costs the sandbox nothing of what its policy gives it.
+    pub fn is_inside(&self) -> bool {
+        matches!(self.of, Counted::Inside)
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         self.limiter.count(self.of).fetch_sub(1, Ordering::Relaxed);
@@ -157,7 +164,8 @@ impl Drop for Permit {
 }
 
 impl Limiter {
-    pub fn new(limits: &EgressLimits, bounds: Bounds, budget: Arc<Budget>) -> Self {
+    /// `spent`: what the sandbox had of its bytes before.
+    pub fn new(limits: &EgressLimits, bounds: Bounds, budget: Arc<Budget>, spent: u64) -> Self {
         let rate = |value: Option<f64>| Mutex::new(Bucket::new(value.unwrap_or(0.0)));
         Self {
             bounds,
@@ -166,7 +174,7 @@ impl Limiter {
             inside: AtomicU32::new(0),
             refusals: rate(Some(REFUSALS_PER_SECOND)),
             datagrams: rate(Some(DATAGRAMS_PER_SECOND)),
-            used: AtomicU64::new(0),
+            used: AtomicU64::new(spent),
             connections: rate(limits.new_connections_per_second.map(f64::from)),
             bytes: rate(limits.bytes_per_second.map(|rate| rate as f64)),
             dns: rate(Some(bounds.dns_per_second.into())),
@@ -278,6 +286,10 @@ impl Limiter {
         }
     }
 
+    pub fn spent(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
     pub fn dns_query(&self) -> bool {
         lock(&self.dns).take_one(self.bounds.dns_per_second.into())
     }
@@ -302,7 +314,7 @@ mod tests {
     };
 
     fn limiter(limits: &EgressLimits, budget: &Arc<Budget>) -> Arc<Limiter> {
-        Arc::new(Limiter::new(limits, BOUNDS, Arc::clone(budget)))
+        Arc::new(Limiter::new(limits, BOUNDS, Arc::clone(budget), 0))
     }
 
     #[test]
@@ -360,7 +372,7 @@ mod tests {
             most_connections: 1000,
             ..BOUNDS
         };
-        let greedy = Arc::new(Limiter::new(&limits, wide, Arc::clone(&budget)));
+        let greedy = Arc::new(Limiter::new(&limits, wide, Arc::clone(&budget), 0));
         let held: Vec<_> = (0..1000)
             .filter_map(|_| greedy.connection(&limits).ok())
             .collect();

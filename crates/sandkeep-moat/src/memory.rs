@@ -12,7 +12,7 @@ use std::{
 
 use sandkeep_model::SandboxId;
 
-use crate::{dns::Given, policy::Host};
+use crate::{dns::Given, kept::Places, policy::Host};
 
 /// A file that has more than this is ours no more.
 const LARGEST: u64 = 8 << 20;
@@ -38,6 +38,14 @@ impl Memory {
 
     fn resting(&self, point: &str) -> PathBuf {
         self.dir.join(format!("{point}.resting"))
+    }
+
+    /// Where it is kept what a sandbox has spent, moved and been refused.
+    pub fn kept(&self, id: &SandboxId) -> Places {
+        Places {
+            spent: self.dir.join(format!("{id}.spent")),
+            denials: self.dir.join(format!("{id}.denials")),
+        }
     }
 
     pub fn note(&self, id: &SandboxId, given: &[Given]) -> io::Result<()> {
@@ -71,6 +79,9 @@ impl Memory {
 
     pub fn forget_sandbox(&self, id: &SandboxId) {
         forget(&self.running(id));
+        let Places { spent, denials } = self.kept(id);
+        forget(&spent);
+        forget(&denials);
     }
 
     pub fn forget_point(&self, point: &str) {
@@ -88,7 +99,7 @@ impl Memory {
             let name = path.file_stem().and_then(|name| name.to_str());
             let kind = path.extension().and_then(|kind| kind.to_str());
             let known = match (name, kind) {
-                (Some(name), Some("running")) => sandbox(name),
+                (Some(name), Some("running" | "spent" | "denials")) => sandbox(name),
                 (Some(name), Some("resting")) => point(name),
                 _ => false,
             };

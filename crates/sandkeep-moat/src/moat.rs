@@ -19,10 +19,11 @@ use crate::{
     dns::{self, Names, Resolver, UpstreamDns},
     edge::{self, Edge, Heard, Listeners, Plan, Refusals},
     hooks::{Hooks, Inside, Interceptor, NoHooks},
+    kept::{Before, Pen},
     limits::{Bounds, Budget},
     memory::Memory,
     own,
-    policy::{AddressGuard, Binding, Policy},
+    policy::{AddressGuard, Binding, Explanation, Policy, explain},
     proxy,
     state::{BoxState, BoxView, Patience, Shared, Why, given_by},
     traffic::Traffic,
@@ -113,6 +114,9 @@ pub struct AttachSpec {
     /// The point whose memory the box begins with: what it was told about names until then
     /// counts on.
     pub from_point: Option<String>,
+    /// The sandbox it is a copy of, if it is one: what that has spent of its bytes counts for the
+    /// copy, too, from when it is attached first.
+    pub copy_of: Option<SandboxId>,
 }
 
 #[derive(Debug)]
@@ -172,6 +176,14 @@ impl Moat {
         &self.shared.guard
     }
 
+    /// Decides on a URL or `host:port` as a sandbox with this policy would find it: by its rules,
+    /// and by what the name resolves to. Nothing is dialled.
+    pub async fn explain(&self, policy: &Policy, method: &str, url: &str) -> Result<Explanation> {
+        let mut found = explain(policy, self.guard(), method, url)?;
+        self.shared.resolve(policy, &mut found).await;
+        Ok(found)
+    }
+
     /// Connections of all boxes that are open now.
     pub fn open_connections(&self) -> u32 {
         self.shared.budget.used()
@@ -201,13 +213,16 @@ impl Moat {
             control,
             refusals,
         } = edge;
+        let kept = self.kept_by(spec.id.clone(), spec.copy_of).await;
         let state = Arc::new(BoxState::new(
             spec.id,
             Arc::clone(&self.shared),
             spec.policy,
             names,
             control,
+            kept,
         ));
+        state.write_numbers();
         state.keys.set_bindings(spec.bindings);
         let sockets = {
             let _on_it = self.runtime.enter();
@@ -218,6 +233,13 @@ impl Moat {
             })?
         };
         let gone = state.gone.clone();
+        let writer = Arc::clone(&state);
+        let writing = async move { writer.keep_written().await };
+        let until = gone.clone();
+        state.tasks.spawn_on(
+            async move { until.run_until_cancelled_owned(writing).await },
+            &self.runtime,
+        );
         let server = serve(Arc::clone(&state), sockets);
         state
             .tasks
@@ -247,6 +269,37 @@ impl Moat {
             names.take(given);
         }
         names
+    }
+
+    /// What it has spent, moved and been refused until now, and the pen to go on with.
+    async fn kept_by(&self, id: SandboxId, copy_of: Option<SandboxId>) -> (Before, Option<Pen>) {
+        let Some(memory) = self.shared.memory.clone() else {
+            return (Before::default(), None);
+        };
+        let reading = tokio::task::spawn_blocking(move || {
+            let places = memory.kept(&id);
+            let mut before = places.read();
+            if let Some(source) = copy_of
+                && places.numbers().is_none()
+            {
+                let source = memory.kept(&source).numbers();
+                before.spent = source.map_or(0, |(spent, _)| spent);
+            }
+            let pen = Pen::take_up(places).map_err(|error| {
+                tracing::warn!(box_id = %id, %error, "what a sandbox spends cannot be written down: a restart of the server gives it back");
+            });
+            (before, pen.ok())
+        });
+        reading.await.unwrap_or_default()
+    }
+
+    /// What a sandbox that is not attached now has moved, and was refused (newest first).
+    pub fn kept(&self, id: &SandboxId) -> (Traffic, Vec<Denial>) {
+        let Some(memory) = &self.shared.memory else {
+            return Default::default();
+        };
+        let before = memory.kept(id).read();
+        (before.traffic, before.denials.into_iter().rev().collect())
     }
 
     /// The sandbox is gone for good.
@@ -324,8 +377,8 @@ impl BoxMoat {
     }
 
     /// `target`: a host, `host:port` or a URL.
-    pub fn why(&self, target: &str) -> Result<Why> {
-        self.view().why(target)
+    pub async fn why(&self, target: &str) -> Result<Why> {
+        self.view().why(target).await
     }
 
     pub fn view(&self) -> BoxView {
@@ -348,6 +401,7 @@ impl BoxMoat {
 impl Drop for BoxMoat {
     fn drop(&mut self) {
         self.state.gone.cancel();
+        self.state.put_down_the_pen();
         self.state.tasks.close();
     }
 }

@@ -22,9 +22,12 @@ use crate::{
     edge::{Control, Kinds, Plan},
     hooks::{Hooks, Inside, Interceptor},
     intercept::{Authority, BoxKeys},
+    kept::{Before, Pen},
     limits::{Bounds, Budget, Limiter},
     memory::Memory,
-    policy::{AddressGuard, Decision, Explanation, Host, Policy, Target, explain},
+    policy::{
+        AddressGuard, Asked, Decision, Explanation, Host, Policy, Reason, Refusal, Target, explain,
+    },
     traffic::{Counters, Traffic},
 };
 
@@ -34,6 +37,8 @@ const DNS_CONNECTIONS: usize = 16;
 /// Lines in the file of a box before it is written anew.
 const MOST_NOTED: usize = 4096;
 const LONGEST_REASON: usize = 1024;
+/// What is counted is in its file after so long, at the latest; a budget at once.
+const WRITTEN_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// How long a box may take to say what it wants. No connection is held open by saying nothing.
 #[derive(Debug, Clone, Copy)]
@@ -77,6 +82,19 @@ pub(crate) struct Shared {
     pub own_changed: watch::Sender<()>,
 }
 
+impl Shared {
+    /// What rules allow may still not be reached: adds what the name resolves to.
+    pub async fn resolve(&self, policy: &Policy, found: &mut Explanation) {
+        if !found.allowed || found.host.name().is_none() {
+            return;
+        }
+        let looked = self.resolver.look(&found.host).await;
+        if let Err(refusal) = looked.open_to(&found.host, found.port, policy, &self.guard) {
+            found.but(refusal);
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct BoxState {
     pub id: SandboxId,
@@ -87,6 +105,8 @@ pub(crate) struct BoxState {
     control: Mutex<Control>,
     noted: AtomicUsize,
     denials: Mutex<Denials>,
+    /// `None`: a server that begins anew knows nothing of what is counted here.
+    pen: Option<Pen>,
     pub traffic: Counters,
     pub limiter: Arc<Limiter>,
     pub dns_slots: Arc<Semaphore>,
@@ -114,8 +134,14 @@ impl BoxState {
         policy: Policy,
         names: Names,
         control: Control,
+        (before, pen): (Before, Option<Pen>),
     ) -> Self {
-        let limiter = Limiter::new(&policy.limits, shared.bounds, Arc::clone(&shared.budget));
+        let budget = Arc::clone(&shared.budget);
+        let limiter = Limiter::new(&policy.limits, shared.bounds, budget, before.spent);
+        let mut denials = Denials::default();
+        for denial in before.denials {
+            denials.restore(denial);
+        }
         let gone = CancellationToken::new();
         Self {
             id,
@@ -124,8 +150,9 @@ impl BoxState {
             names: Mutex::new(names),
             control: Mutex::new(control),
             noted: AtomicUsize::new(0),
-            denials: Mutex::default(),
-            traffic: Counters::default(),
+            denials: Mutex::new(denials),
+            pen,
+            traffic: Counters::after(before.traffic),
             limiter: Arc::new(limiter),
             dns_slots: Arc::new(Semaphore::new(DNS_AT_ONCE)),
             dns_connections: Arc::new(Semaphore::new(DNS_CONNECTIONS)),
@@ -157,6 +184,7 @@ impl BoxState {
 
     pub fn set_policy(&self, policy: Policy) {
         self.limiter.restart(&policy.limits);
+        self.write_numbers();
         // First, so that what the kernel lets through by the new policy is decided by it.
         self.policy.send_replace(Arc::new(policy));
         self.renew_rules();
@@ -280,12 +308,12 @@ impl BoxState {
             .map(decide)
             .find(|decision| !decision.is_allowed())
             .unwrap_or_else(|| decide(&host));
-        let (why, hint) = match decision {
-            Decision::Deny { why, hint } => (why, hint),
-            Decision::Allow { .. } => (
+        let refusal = match decision {
+            Decision::Deny(refusal) => refusal,
+            Decision::Allow { .. } => Refusal::new(
+                Reason::Stale,
                 format!("{host} was not open to this sandbox when it was dialled"),
-                "look the name up again in the sandbox and connect to what it resolves to"
-                    .to_owned(),
+                "look the name up again in the sandbox and connect to what it resolves to",
             ),
         };
         let attempt = Attempt {
@@ -293,25 +321,59 @@ impl BoxState {
             host: host.to_string(),
             port: to.port(),
         };
-        self.deny(&attempt, why, hint);
+        self.deny(&attempt, refusal);
     }
 
-    pub fn deny(&self, attempt: &Attempt, why: String, hint: String) {
+    /// What it has spent and moved.
+    pub fn write_numbers(&self) {
+        if let Some(pen) = &self.pen {
+            pen.numbers(self.limiter.spent(), &self.traffic());
+        }
+    }
+
+    /// Writes it soon after it changes, and no oftener than that.
+    pub async fn keep_written(&self) {
+        loop {
+            self.traffic.changed().await;
+            self.write_numbers();
+            tokio::time::sleep(WRITTEN_AGAIN_AFTER).await;
+        }
+    }
+
+    /// Whoever attaches the sandbox next goes on from here.
+    pub fn put_down_the_pen(&self) {
+        if let Some(pen) = &self.pen {
+            let denials = lock(&self.denials).oldest_first();
+            pen.put_down(self.limiter.spent(), &self.traffic(), &denials);
+        }
+    }
+
+    pub fn deny(&self, attempt: &Attempt, refusal: Refusal) {
         self.traffic.denied();
         let now = Timestamp::now();
         let denial = Denial {
             via: attempt.via,
             host: attempt.host.clone(),
             port: attempt.port,
-            why: bounded(why),
-            hint: bounded(hint),
+            reason: refusal.reason,
+            range: refusal.range,
+            request: refusal.request.map(|asked| Asked {
+                method: bounded(asked.method),
+                path: bounded(asked.path),
+            }),
+            why: bounded(refusal.why),
+            hint: bounded(refusal.hint),
             first: now,
             last: now,
             count: 1,
         };
         self.shared.hooks.refused(&self.id, &denial);
+        self.write_numbers();
         let report = lock(&self.denials).add(denial);
         if let Some(denial) = report {
+            if let Some(pen) = &self.pen {
+                pen.refusal(&denial, || lock(&self.denials).oldest_first());
+            }
             tracing::debug!(box_id = %self.id, host = %denial.host, port = denial.port, why = %denial.why, "refused");
             self.shared.hooks.denial(&self.id, &denial);
         }
@@ -398,13 +460,17 @@ impl BoxView {
     }
 
     /// `target`: a host, `host:port` or a URL. Without a port that of HTTPS is meant.
-    pub fn why(&self, target: &str) -> sandkeep_model::Result<Why> {
+    pub async fn why(&self, target: &str) -> sandkeep_model::Result<Why> {
         let policy = self.policy();
         let asked = |text: &str| explain(&policy, self.guard(), "GET", text);
-        let explanation = match asked(target) {
+        let mut explanation = match asked(target) {
             Ok(found) => found,
             Err(error) => asked(&format!("https://{target}")).map_err(|_| error)?,
         };
+        // As many as it may look up itself.
+        if self.0.limiter.dns_query() {
+            self.0.shared.resolve(&policy, &mut explanation).await;
+        }
         let host = explanation.host.to_string();
         let mut denials = self.denials();
         denials.retain(|denial| denial.host == host);

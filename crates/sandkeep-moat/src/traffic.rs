@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
+use tokio::sync::Notify;
 
 /// The numbers at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -25,51 +26,70 @@ pub(crate) struct Counters {
     denied: AtomicU64,
     dns_queries: AtomicU64,
     dns_blocked: AtomicU64,
-}
-
-fn add(counter: &AtomicU64, count: u64) {
-    counter.fetch_add(count, Ordering::Relaxed);
+    /// What it was before this server, or this attachment.
+    before: Traffic,
+    changed: Notify,
 }
 
 impl Counters {
+    pub fn after(before: Traffic) -> Self {
+        Self {
+            before,
+            ..Self::default()
+        }
+    }
+
+    fn add(&self, counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    /// Until something was counted since this returned last.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
     pub fn sent(&self, count: u64) {
-        add(&self.sent, count);
+        self.add(&self.sent, count);
     }
 
     pub fn received(&self, count: u64) {
-        add(&self.received, count);
+        self.add(&self.received, count);
     }
 
     pub fn connection(&self) {
-        add(&self.connections, 1);
+        self.add(&self.connections, 1);
     }
 
     pub fn denied_unseen(&self, count: u64) {
-        add(&self.denied, count);
+        self.add(&self.denied, count);
     }
 
     pub fn denied(&self) {
-        add(&self.denied, 1);
+        self.add(&self.denied, 1);
     }
 
     pub fn dns_query(&self) {
-        add(&self.dns_queries, 1);
+        self.add(&self.dns_queries, 1);
     }
 
     pub fn dns_blocked(&self) {
-        add(&self.dns_blocked, 1);
+        self.add(&self.dns_blocked, 1);
     }
 
     pub fn read(&self, open: u32) -> Traffic {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let of = |counter: &AtomicU64, before: u64| {
+            counter.load(Ordering::Relaxed).saturating_add(before)
+        };
+        let before = &self.before;
         Traffic {
-            bytes_sent: of(&self.sent),
-            bytes_received: of(&self.received),
-            connections: of(&self.connections),
+            bytes_sent: of(&self.sent, before.bytes_sent),
+            bytes_received: of(&self.received, before.bytes_received),
+            connections: of(&self.connections, before.connections),
             open_connections: open.into(),
-            denied: of(&self.denied),
-            dns_queries: of(&self.dns_queries),
-            dns_blocked: of(&self.dns_blocked),
+            denied: of(&self.denied, before.denied),
+            dns_queries: of(&self.dns_queries, before.dns_queries),
+            dns_blocked: of(&self.dns_blocked, before.dns_blocked),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! It is written for whoever must act on it, often an agent: what was refused, why,
 //! what to do, and whether trying again makes sense.
 
+use crate::words::printable;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -109,7 +110,8 @@ impl Code {
     }
 }
 
-/// A typed refusal: what, why, and what to do about it.
+/// A typed refusal: what, why, and what to do about it. What others chose of its words cannot do
+/// anything to whoever reads them: see [`printable`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Error {
     pub code: Code,
@@ -127,7 +129,7 @@ impl Error {
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             code,
-            message: message.into(),
+            message: printable(message),
             hint: None,
             field: None,
             retryable: code.retryable(),
@@ -163,7 +165,7 @@ impl Error {
 
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
+        self.hint = Some(printable(hint));
         self
     }
 
@@ -182,7 +184,7 @@ impl Error {
     /// Puts what was being done before the message: `making the disk: no space`.
     #[must_use]
     pub fn context(mut self, doing: impl fmt::Display) -> Self {
-        self.message = format!("{doing}: {}", self.message);
+        self.message = printable(format!("{doing}: {}", self.message));
         self
     }
 }

@@ -83,6 +83,9 @@ pub enum EventKind {
     EgressDenied {
         host: String,
         port: u16,
+        /// The kind of it, for programs: `no_rule`, `closed_range` and others.
+        #[serde(default)]
+        reason: String,
         why: String,
     },
     /// It wrote while the storage of the server was nearly full: it stands still until there is

@@ -14,6 +14,8 @@ const LONGEST_NAME: usize = 64;
 pub const MOST_TAGS: usize = 16;
 /// What [`check_point_name`] lets pass, as a regular expression.
 pub const POINT_NAME_PATTERN: &str = "^[a-z0-9][a-z0-9_.-]{0,63}$";
+/// How a snapshot is named: by its id, its name, or `SANDBOX:NAME`.
+pub const POINT_PATTERN: &str = "^([a-z0-9]{4,21}:)?[a-z0-9][a-z0-9_.-]{0,63}$";
 
 /// The name the server gives a point: `p` and twenty characters of `[a-z0-9]`.
 ///
@@ -112,6 +114,12 @@ impl PointKind {
     /// Whether it is part of the timeline. The others go when they have served.
     pub const fn stays(self) -> bool {
         matches!(self, Self::Snapshot | Self::Auto)
+    }
+
+    /// Whether its memory counts only once it was tried. What else is made from memory is begun from it
+    /// at once, while there is still what it was made of.
+    pub const fn is_tried(self) -> bool {
+        matches!(self, Self::Snapshot | Self::Auto | Self::Pause)
     }
 
     pub const fn name(self) -> &'static str {
@@ -240,6 +248,8 @@ pub struct TimeWish {
     pub pause_files_only: bool,
     /// Nobody wants anything of it for so many seconds: it is paused.
     pub idle_seconds: Option<u64>,
+    /// It is ended when it was paused for so many seconds.
+    pub paused_limit_seconds: Option<u64>,
     /// When points are made of it by themselves; `None`: as the server does for all.
     pub points: Option<PointPolicy>,
 }
@@ -252,7 +262,10 @@ pub struct BoxTime {
     pub pause_files_only: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_seconds: Option<u64>,
-    /// The time it was given; a box that wakes by itself gets it again. `None`: no end.
+    /// It is ended when it was paused for so many seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paused_limit_seconds: Option<u64>,
+    /// The time it was given last; a box that wakes by itself gets it again. `None`: no end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_seconds: Option<u64>,
     /// When points are made of it by themselves; `None`: never.
@@ -285,6 +298,14 @@ pub fn check_point_name(field: &str, name: &str) -> Result<()> {
         .next()
         .is_some_and(|b| b.is_ascii_alphanumeric());
     if starts_well && name.len() <= LONGEST_NAME && name.bytes().all(allowed) {
+        if field == "name" && name.parse::<PointId>().is_ok() {
+            // An id is an id: nobody would ever find a snapshot by such a name.
+            return Err(Error::invalid(
+                field,
+                format!("the name \"{name}\" reads like the id of a snapshot"),
+            )
+            .hint("choose another name"));
+        }
         return Ok(());
     }
     let shown: String = name.chars().filter(|c| !c.is_control()).take(80).collect();

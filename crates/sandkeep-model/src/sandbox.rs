@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BoxTime, Built, GoneReason, Identity, Isolation, IsolationWish, Limits, LimitsWish, SandboxId,
-    Secret, State, TemplateName, TimeWish, Timestamp,
+    BoxTime, Built, E2bSettings, GoneReason, Identity, Isolation, IsolationWish, Limits,
+    LimitsWish, SandboxId, Secret, State, TemplateName, TimeWish, Timestamp,
 };
 
 /// The envd version our agent fulfils; every feature gate of the SDKs opens at it.
@@ -72,6 +72,7 @@ pub struct CreateSandbox {
     pub env: BTreeMap<String, String>,
     pub metadata: BTreeMap<String, String>,
     pub ports: PortAccess,
+    pub e2b: E2bSettings,
     /// Who it is to be, for its tokens.
     pub identity: Identity,
     /// Pausing, waking, and the point it is made from.
@@ -99,6 +100,7 @@ pub struct Sandbox {
     pub env: BTreeMap<String, String>,
     pub metadata: BTreeMap<String, String>,
     pub ports: PortAccess,
+    pub e2b: E2bSettings,
     pub identity: Identity,
     /// What a client of the box's envd must show. Never enters the box.
     pub access_token: Secret,

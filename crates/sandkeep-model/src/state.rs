@@ -80,6 +80,8 @@ pub enum GoneReason {
     Killed,
     /// Its time was over.
     Expired,
+    /// It was paused for longer than it may be.
+    PausedTooLong,
     /// PID 1 of the box ended by itself or was killed from inside.
     Exited,
     /// The kernel ended the whole box because its memory was used up.
@@ -97,6 +99,9 @@ impl fmt::Display for GoneReason {
         match self {
             Self::Killed => f.write_str("killed on request"),
             Self::Expired => f.write_str("reached the end of its time"),
+            Self::PausedTooLong => {
+                f.write_str("was paused for longer than its limit (paused_limit)")
+            }
             Self::Exited => f.write_str("its first process ended"),
             Self::OutOfMemory => f.write_str("ended by the kernel: out of memory"),
             Self::CreateFailed { message } => write!(f, "could not be created: {message}"),

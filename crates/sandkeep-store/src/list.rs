@@ -79,7 +79,7 @@ impl Store {
         }
         if filter.started_after.is_some() {
             bound += 1;
-            text.push_str(&format!(" AND started_at > ${bound}"));
+            text.push_str(&format!(" AND started_at >= ${bound}"));
         }
         if after.is_some() {
             text.push_str(&format!(

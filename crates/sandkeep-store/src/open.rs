@@ -171,6 +171,7 @@ fn migrations() -> Migrator {
             include_str!("../migrations/0011_auto_points.sql"),
         ),
         one(12, "ports", include_str!("../migrations/0012_ports.sql")),
+        one(20, "e2b", include_str!("../migrations/0020_e2b.sql")),
     ])
 }
 

@@ -1,5 +1,7 @@
 //! The tree of points.
 
+use std::collections::HashSet;
+
 use sandkeep_model::{EventKind, Point, PointId, PointKind, Result, SandboxId, Timestamp};
 use sqlx::{AssertSqlSafe, sqlite::SqliteRow};
 
@@ -106,6 +108,30 @@ impl Store {
     /// The points of this name, oldest first.
     pub async fn points_named(&self, name: &str) -> Result<Vec<Point>> {
         self.points_where("name = $1", name).await
+    }
+
+    /// The points a box descends from, and its own: from where it is, and from its own, up to the
+    /// first of all.
+    pub async fn line_of(
+        &self,
+        of: &SandboxId,
+        head: Option<&PointId>,
+    ) -> Result<HashSet<PointId>> {
+        // UNION drops what is there already, so it ends whatever is in the table.
+        sqlx::query(
+            "WITH RECURSIVE line(id) AS (\
+             SELECT id FROM points WHERE sandbox_id = $1 OR id = $2 \
+             UNION SELECT points.parent FROM points JOIN line ON points.id = line.id \
+             WHERE points.parent IS NOT NULL) SELECT id FROM line",
+        )
+        .bind(of.as_str())
+        .bind(head.map(PointId::as_str))
+        .fetch_all(&self.inner.readers)
+        .await
+        .map_err(|error| fault::ledger(&error))?
+        .iter()
+        .map(|row| Reading::of(row)?.parse("id"))
+        .collect()
     }
 
     /// The points made for one purpose, oldest first.

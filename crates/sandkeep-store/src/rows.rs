@@ -1,8 +1,8 @@
 //! Rows as Rust values, and back.
 
 use sandkeep_model::{
-    BoxTime, Error, Event, EventKind, Identity, Limits, OnTimeout, PortAccess, Result, Sandbox,
-    SandboxId, Secret, State, Timestamp,
+    BoxTime, E2bSettings, Error, Event, EventKind, Identity, Limits, OnTimeout, PortAccess, Result,
+    Sandbox, SandboxId, Secret, State, Timestamp,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{Row, sqlite::SqliteRow};
@@ -49,6 +49,7 @@ pub struct Claim<'a> {
     pub env: &'a BTreeMap<String, String>,
     pub metadata: &'a BTreeMap<String, String>,
     pub ports: PortAccess,
+    pub e2b: &'a E2bSettings,
     pub identity: &'a Identity,
     pub time: &'a BoxTime,
     pub access_token: &'a Secret,
@@ -60,7 +61,7 @@ pub struct Claim<'a> {
 
 /// The columns [`record`] reads, in one place.
 pub const COLUMNS: &str = "id, template, isolation, limits, state, pooled, created_at, started_at, \
-     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward, network, identity, time, ports";
+     end_at, on_timeout, env, metadata, access_token, gone, gone_at, oom_kills, ward, network, identity, time, ports, e2b";
 
 pub fn json(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value)
@@ -73,6 +74,14 @@ pub fn identity(identity: &Identity) -> Result<Option<String>> {
         return Ok(None);
     }
     json(identity).map(Some)
+}
+
+/// Most boxes have none.
+pub fn e2b(settings: &E2bSettings) -> Result<Option<String>> {
+    if settings.is_empty() {
+        return Ok(None);
+    }
+    json(settings).map(Some)
 }
 
 pub const fn on_timeout_name(value: OnTimeout) -> &'static str {
@@ -177,6 +186,7 @@ pub fn record(row: &SqliteRow) -> Result<Record> {
         ports: reading
             .parse_or_none("ports")?
             .unwrap_or(PortAccess::Public),
+        e2b: reading.json_or_none("e2b")?.unwrap_or_default(),
         identity: reading.json_or_none("identity")?.unwrap_or_default(),
         access_token: Secret::new(reading.get::<&str>("access_token")?),
         gone: reading.json_or_none("gone")?,

@@ -109,8 +109,8 @@ impl Store {
         let query = sqlx::query(
             "INSERT INTO sandboxes (id, template, isolation, limits, state, pooled, created_at, \
              started_at, end_at, on_timeout, env, metadata, access_token, oom_kills, \
-             idempotency_key, idempotency_hash, network, identity, time, ports) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, $14, $15, $16, $17, $18, $19)",
+             idempotency_key, idempotency_hash, network, identity, time, ports, e2b) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, $14, $15, $16, $17, $18, $19, $20)",
         )
         .bind(sandbox.id.as_str())
         .bind(sandbox.template.as_str())
@@ -130,7 +130,8 @@ impl Store {
         .bind(new.network.map(rows::json).transpose()?)
 .bind(rows::identity(&sandbox.identity)?)
 .bind(rows::json(&sandbox.time)?)
-.bind(sandbox.ports.name());
+.bind(sandbox.ports.name())
+        .bind(rows::e2b(&sandbox.e2b)?);
         let kind = (!new.pooled).then_some(EventKind::State {
             from: None,
             to: sandbox.state,
@@ -172,7 +173,7 @@ impl Store {
             "UPDATE sandboxes SET pooled = 0, limits = $2, started_at = $3, end_at = $4, \
              on_timeout = $5, env = $6, metadata = $7, access_token = $8, \
              idempotency_key = $9, idempotency_hash = $10, network = $11, identity = $12, time = $13, \
-             ports = $14 \
+             ports = $14, e2b = $15 \
              WHERE id = $1 AND pooled = 1 AND state = 'running'",
         )
         .bind(claim.id.as_str())
@@ -188,7 +189,8 @@ impl Store {
         .bind(claim.network.map(rows::json).transpose()?)
 .bind(rows::identity(claim.identity)?)
 .bind(rows::json(claim.time)?)
-.bind(claim.ports.name());
+.bind(claim.ports.name())
+        .bind(rows::e2b(claim.e2b)?);
         let kind = EventKind::State {
             from: None,
             to: State::Running,

@@ -25,6 +25,7 @@ fn sandbox() -> Sandbox {
         metadata: BTreeMap::new(),
         identity: Identity::default(),
         ports: sandkeep_model::PortAccess::Private,
+        e2b: sandkeep_model::E2bSettings::default(),
         access_token: Secret::random(),
         gone: None,
         gone_at: None,

@@ -86,9 +86,10 @@ impl Clients {
         format!("{}{}{:?}", self.pip_conf(), self.npmrc(), self.authorities)
     }
 
-    /// `pip install` works as it does elsewhere: a box is nobody's system.
+    /// `pip install` works as it does elsewhere: a box is nobody's system. What its policy does not
+    /// allow is refused at once and stays refused: all clients try again seldom, and soon.
     pub fn pip_conf(&self) -> String {
-        let mut out = String::from("[global]\nbreak-system-packages = true\n");
+        let mut out = String::from("[global]\nbreak-system-packages = true\nretries = 2\n");
         for (key, value) in &self.pip {
             out.push_str(&format!("{key} = {value}\n"));
         }
@@ -96,7 +97,9 @@ impl Clients {
     }
 
     pub fn npmrc(&self) -> String {
-        let mut out = String::from("fund=false\nupdate-notifier=false\n");
+        let mut out = String::from(
+            "fund=false\nupdate-notifier=false\nfetch-retries=2\nfetch-retry-mintimeout=500\nfetch-retry-maxtimeout=1000\n",
+        );
         if self.has_authorities() {
             // Node knows only the authorities it was built with.
             out.push_str("cafile=/etc/ssl/certs/ca-certificates.crt\n");
@@ -232,7 +235,7 @@ mod tests {
         );
         assert_eq!(
             found.pip_conf(),
-            "[global]\nbreak-system-packages = true\nindex-url = https://pip.example/simple\n\
+            "[global]\nbreak-system-packages = true\nretries = 2\nindex-url = https://pip.example/simple\n\
              extra-index-url = https://one.example/simple https://two.example/simple\n"
         );
         let npmrc = found.npmrc();

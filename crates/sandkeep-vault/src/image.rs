@@ -81,7 +81,7 @@ fn no_room(vault: &Inner, path: &Path, most: u64) -> Result<Option<Error>> {
 
 /// What it may take to bring back the deleted files in an image, and no more: programs run for a
 /// moment before the limit is what it was, and write what it leaves.
-fn to_bring_back(image: &Path) -> Result<u64> {
+pub fn to_bring_back(image: &Path) -> Result<u64> {
     let mut bytes = BESIDE;
     for entry in fs::read_dir(image).doing("looking at the image")? {
         let entry = entry.doing("looking at the image")?;

@@ -4,6 +4,7 @@
 //! a quota on what the box writes. Whatever is made is made under a staging name and
 //! moved to its place in one step, so a crash leaves the old state or the new one.
 
+mod account;
 mod archive;
 mod attend;
 mod backing;
@@ -39,6 +40,7 @@ mod staging;
 mod sum;
 mod template;
 mod tree;
+mod trial;
 mod vault;
 mod verified;
 
@@ -57,4 +59,5 @@ pub use quota::{QuotaKind, Tidied};
 pub use repair::{Repaired, repair};
 pub use sizing::{Below, kept as kept_size};
 pub use template::{Ground, TemplateInfo};
+pub use trial::TrialDisk;
 pub use vault::{Vault, VaultConfig};

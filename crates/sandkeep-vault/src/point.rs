@@ -25,6 +25,7 @@ use crate::{
     space::Space,
     staging::{make_private_dir, sync_dir},
     vault::Inner,
+    verified::Stamps,
 };
 
 pub const DISK: &str = "disk";
@@ -70,6 +71,8 @@ pub struct PointDraft {
     vault: Arc<Inner>,
     id: PointId,
     path: PathBuf,
+    /// Its memory, once that is written out.
+    written: Option<(Vec<MemoryFile>, Stamps)>,
     published: bool,
 }
 
@@ -89,6 +92,7 @@ impl PointDraft {
             vault: Arc::clone(vault),
             id,
             path,
+            written: None,
             published: false,
         })
     }
@@ -106,6 +110,22 @@ impl PointDraft {
 
     pub fn memory_path(&self) -> PathBuf {
         self.path.join(MEMORY)
+    }
+
+    /// Where the disk is, once it was taken.
+    pub fn disk_path(&self) -> PathBuf {
+        self.path.join(DISK)
+    }
+
+    /// Brings its memory to the disk if it is to stay. Nothing changes in it any more.
+    pub fn write_out(&mut self, keep: Keep) -> Result<()> {
+        let memory = self.memory_path();
+        self.written = Some(match (memory.is_dir(), keep) {
+            (false, _) => Default::default(),
+            (true, Keep::ForGood) => memory::write_out(&memory)?,
+            (true, Keep::ThisRun) => memory::look(&memory)?,
+        });
+        Ok(())
     }
 
     /// The disk as it is now, in one moment, whether the box runs or not. The kernel brings
@@ -146,12 +166,10 @@ impl PointDraft {
     /// Gives it its name in one step, and before that brings everything to the disk if it is
     /// to stay.
     pub fn publish(mut self, sandbox: &SandboxId, keep: Keep) -> Result<PointInfo> {
-        let memory = self.path.join(MEMORY);
-        let (files, stamps) = match (memory.is_dir(), keep) {
-            (false, _) => Default::default(),
-            (true, Keep::ForGood) => memory::write_out(&memory)?,
-            (true, Keep::ThisRun) => memory::look(&memory)?,
-        };
+        if self.written.is_none() {
+            self.write_out(keep)?;
+        }
+        let (files, stamps) = self.written.take().unwrap_or_default();
         let manifest = Manifest {
             format: FORMAT,
             id: self.id.clone(),

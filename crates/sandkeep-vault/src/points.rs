@@ -46,6 +46,12 @@ impl Vault {
         .await
     }
 
+    /// Brings the memory in a draft to the disk, as [`Vault::publish_point`] does of one that has it
+    /// still in memory alone.
+    pub async fn write_out_point(&self, mut draft: PointDraft, keep: Keep) -> Result<PointDraft> {
+        off_thread(move || draft.write_out(keep).map(|()| draft)).await
+    }
+
     /// Gives a draft its name, on the disk if it is to stay. From here on it is a point.
     pub async fn publish_point(
         &self,

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Raise it when the touches below change, so that cached bases are made anew.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// What a coding agent expects to find.
 const PACKAGES: &[&str] = &[
@@ -67,6 +67,13 @@ const DPKG_OPTIONS: &[&str] = &[
     "path-exclude=/usr/share/locale/*",
     "path-exclude=/usr/share/man/*",
 ];
+
+/// Cargo looks for settings in every directory above the one it works in. See
+/// [`Clients::pip_conf`] for why there are few retries.
+const CARGO_CONFIG: &str = "[net]\nretry = 1\n";
+
+/// The same for uv, which takes it from nowhere but its environment.
+const LOGIN_SETTINGS: &str = "export UV_HTTP_RETRIES=\"${UV_HTTP_RETRIES:-1}\"\n";
 
 const MAKE_USER: &str =
     r#"chroot "$1" useradd --create-home --uid 1000 --user-group --shell /bin/bash user"#;
@@ -186,6 +193,8 @@ impl Recipe {
             ),
             ("etc/pip.conf", 0o644, &self.clients.pip_conf()),
             ("etc/npmrc", 0o644, &self.clients.npmrc()),
+            (".cargo/config.toml", 0o644, CARGO_CONFIG),
+            ("etc/profile.d/sandkeep.sh", 0o644, LOGIN_SETTINGS),
             ("etc/apt/apt.conf.d/90sandkeep", 0o644, &self.box_apt_conf()),
             (
                 "etc/apt/sources.list.d/base.sources",
@@ -201,7 +210,7 @@ impl Recipe {
     }
 
     fn box_apt_conf(&self) -> String {
-        let mut out = String::from("Acquire::Languages \"none\";\n");
+        let mut out = String::from("Acquire::Languages \"none\";\nAcquire::Retries \"1\";\n");
         // A mirror that is a frozen copy has outdated lists on purpose.
         for option in &self.apt_options {
             if option.starts_with("Acquire::Check-Valid-Until") {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    DiskReader,
+    DiskReader, account,
     archive::{self, ImportLimits},
     attend, base, btrfs,
     disk::{self, Disk},
@@ -322,6 +322,7 @@ impl Vault {
             }
             let draft = template::Draft::begin(vault)?;
             archive::unpack(reader, size, &draft.root(), &limits, progress)?;
+            account::add_user(&draft.root())?;
             draft.publish(&name, &origin, false)
         })
         .await

@@ -54,6 +54,8 @@ pub struct Options {
     pub self_test: bool,
     pub colour: bool,
     pub microvm_kernel: Option<PathBuf>,
+    /// The runsc of the private server.
+    pub runsc: Option<PathBuf>,
     pub version: &'static str,
 }
 
@@ -173,6 +175,7 @@ fn in_the_room(options: &Options, checks: &[&Check], work: &Path, stop: &Stop) -
         state: work.join("state"),
         storage_bytes: STORAGE,
         microvm_kernel: options.microvm_kernel.clone(),
+        runsc: options.runsc.clone(),
         outside_ca: work.join("outside-ca.pem"),
     };
     let place = Place {

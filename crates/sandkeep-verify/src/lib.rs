@@ -28,3 +28,4 @@ mod world;
 
 pub use battery::{Options, run};
 pub use check::Level;
+pub use prepare::{cgroup_trees, find_cgroups, remove_cgroup_tree};

@@ -105,9 +105,9 @@ pub fn cgroup_trees(state: &Path) -> Vec<String> {
 /// The processes in them ended with the room.
 fn remove_cgroups(name: &str) {
     let end = Instant::now() + Duration::from_secs(5);
-    for tree in find(Path::new("/sys/fs/cgroup"), name, 6) {
+    for tree in find_cgroups(Path::new("/sys/fs/cgroup"), name, 6) {
         // Processes that were just ended count for a moment.
-        while !remove_tree(&tree) && Instant::now() < end {
+        while !remove_cgroup_tree(&tree) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -123,21 +123,23 @@ fn directories(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-fn find(dir: &Path, name: &str, depth: usize) -> Vec<PathBuf> {
+/// The cgroups of this name.
+pub fn find_cgroups(dir: &Path, name: &str, depth: usize) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for child in directories(dir) {
         if child.file_name().is_some_and(|own| own == name) {
             found.push(child);
         } else if depth > 0 {
-            found.extend(find(&child, name, depth - 1));
+            found.extend(find_cgroups(&child, name, depth - 1));
         }
     }
     found
 }
 
-fn remove_tree(dir: &Path) -> bool {
+/// Removes a tree of cgroups; `false` while something is in it.
+pub fn remove_cgroup_tree(dir: &Path) -> bool {
     for child in directories(dir) {
-        remove_tree(&child);
+        remove_cgroup_tree(&child);
     }
     fs::remove_dir(dir).is_ok()
 }

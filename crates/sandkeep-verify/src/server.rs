@@ -33,6 +33,7 @@ pub struct Place {
     pub state: PathBuf,
     pub storage_bytes: u64,
     pub microvm_kernel: Option<PathBuf>,
+    pub runsc: Option<PathBuf>,
     /// Root certificate of the outside.
     pub outside_ca: PathBuf,
 }
@@ -55,6 +56,9 @@ impl Place {
         );
         if let Some(kernel) = &self.microvm_kernel {
             text.push_str(&format!("microvm_kernel = \"{}\"\n", kernel.display()));
+        }
+        if let Some(runsc) = &self.runsc {
+            text.push_str(&format!("runsc = \"{}\"\n", runsc.display()));
         }
         fs::write(file, text).doing("writing the private server's settings")
     }

@@ -16,6 +16,7 @@ mod start;
 mod sweep;
 mod sys;
 mod tmpfs;
+mod trial;
 mod ward;
 mod watch;
 mod writing;

@@ -5,6 +5,7 @@ use crate::{
     live::Live,
     memory::Image,
     record::{Note, Record},
+    slots::Slot,
     ward::{Inner, set_limits},
 };
 use sandkeep_host::{
@@ -15,7 +16,7 @@ use sandkeep_host::{
 };
 use sandkeep_model::{Error, Result};
 use sandkeep_ward::{BoxSpec, LiveBox};
-use std::{fs, io, path::Path, sync::Arc};
+use std::{fs, io, os::fd::OwnedFd, path::Path, sync::Arc};
 use tokio_util::sync::CancellationToken;
 
 /// The agent's file in the directory of a box: the very one it was started with, for as long
@@ -51,39 +52,13 @@ impl Inner {
             Some(image) => Some(self.open_image(image).await?),
             None => None,
         };
-        let slot = self.slots.take()?;
-        let number = slot.number();
         let path = self.box_dir(&spec.id);
-        let directory = {
-            let (path, agent) = (path.clone(), self.agent.clone());
-            let old_agent = image.as_ref().map(Image::agent);
-            // Written first: should the server die now, the next one knows the ids are used.
-            blocking(move || {
-                make_private_dir(&path)?;
-                Note {
-                    slot: number,
-                    record: None,
-                }
-                .write(&path)?;
-                put_agent(&agent, old_agent.as_deref(), &path.join(AGENT))?;
-                open_dir(&path)
-            })
-            .await?
-        };
-        // The memory of a sandbox that was away comes back into the same start of it; another
-        // sandbox that begins with that memory has started when it did.
-        let own_boot_id = match image.as_ref().and_then(|image| image.boot_id_of(&spec.id)) {
-            Some(id) => id,
-            None => proc::random_uuid().doing("naming this start of the sandbox")?,
-        };
-        let start = Start {
-            root: spec.root.clone(),
-            hostname: spec.hostname.clone(),
-            limits: spec.limits,
-            first_id: slot.first_id(),
-            boot_id: own_boot_id.clone(),
-            agent_is_readable: self.criu().await.is_ok_and(|criu| !criu.is_careful()),
-        };
+        let Outfit {
+            slot,
+            directory,
+            start,
+        } = self.outfit(spec, image.as_ref()).await?;
+        let (number, own_boot_id) = (slot.number(), start.boot_id.clone());
         let restored = image.is_some();
         let job = match image {
             Some(image) => Job::Restore(image.job(start)),
@@ -121,6 +96,56 @@ impl Inner {
         Ok(LiveBox {
             id: spec.id.clone(),
             record: value,
+        })
+    }
+}
+
+/// What a box needs before it is begun.
+pub struct Outfit {
+    pub slot: Slot,
+    pub directory: OwnedFd,
+    pub start: Start,
+}
+
+impl Inner {
+    /// Host ids, and a directory with the agent in it.
+    pub(crate) async fn outfit(&self, spec: &BoxSpec, image: Option<&Image>) -> Result<Outfit> {
+        let slot = self.slots.take()?;
+        let number = slot.number();
+        let directory = {
+            let (path, agent) = (self.box_dir(&spec.id), self.agent.clone());
+            let old_agent = image.map(Image::agent);
+            // Written first: should the server die now, the next one knows the ids are used.
+            blocking(move || {
+                make_private_dir(&path)?;
+                Note {
+                    slot: number,
+                    record: None,
+                }
+                .write(&path)?;
+                put_agent(&agent, old_agent.as_deref(), &path.join(AGENT))?;
+                open_dir(&path)
+            })
+            .await?
+        };
+        // The memory of a sandbox that was away comes back into the same start of it; another
+        // sandbox that begins with that memory has started when it did.
+        let boot_id = match image.and_then(|image| image.boot_id_of(&spec.id)) {
+            Some(id) => id,
+            None => proc::random_uuid().doing("naming this start of the sandbox")?,
+        };
+        let start = Start {
+            root: spec.root.clone(),
+            hostname: spec.hostname.clone(),
+            limits: spec.limits,
+            first_id: slot.first_id(),
+            boot_id,
+            agent_is_readable: self.criu().await.is_ok_and(|criu| !criu.is_careful()),
+        };
+        Ok(Outfit {
+            slot,
+            directory,
+            start,
         })
     }
 }

@@ -11,7 +11,9 @@ use crate::{
     live::{self, Live},
     record::{Note, Record},
     slots::{Reserved, Slots},
-    sys, tmpfs, watch,
+    sys, tmpfs,
+    trial::Trials,
+    watch,
 };
 use async_trait::async_trait;
 use sandkeep_host::{
@@ -71,6 +73,8 @@ pub(crate) struct Inner {
     pub boxes: Mutex<HashMap<SandboxId, Held>>,
     pub starting: Starting,
     pub reserved: Reserved,
+    /// Memory that trials take now.
+    pub trials: Trials,
     events: mpsc::Sender<WardEvent>,
 }
 
@@ -128,6 +132,7 @@ impl ContainerWard {
             slots,
             boxes: Mutex::default(),
             starting: Starting::default(),
+            trials: Trials::default(),
             events,
         });
         if let Ok(runtime) = Handle::try_current() {
@@ -361,6 +366,22 @@ impl Ward for ContainerWard {
 
     async fn save(&self, id: &SandboxId, image: &Path) -> Result<()> {
         self.inner.save(id, image).await
+    }
+
+    fn tries_images(&self) -> bool {
+        true
+    }
+
+    async fn try_image(&self, spec: BoxSpec, image: &Path) -> Result<()> {
+        let begun = self.inner.starting.begin(&spec.id, false)?;
+        let (inner, image) = (Arc::clone(&self.inner), image.to_owned());
+        starting::born(
+            begun,
+            async move |abandoned| inner.try_image(&spec, &image, &abandoned).await,
+            // Nothing is left of a trial.
+            async |_| Ok(()),
+        )
+        .await
     }
 
     async fn restore(&self, spec: BoxSpec, image: &Path) -> Result<LiveBox> {

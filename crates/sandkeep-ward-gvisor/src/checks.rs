@@ -1,12 +1,18 @@
 //! What this level needs of the host, each with what to do about it.
 
-use crate::{network, runsc};
+use crate::{
+    network,
+    release::{self, Release},
+};
 use sandkeep_host::cgroup::layout::Layout;
 use sandkeep_ward::Check;
 use std::path::Path;
 
-const INSTALL: &str = "install it: on Debian 13 and newer `apt install runsc`, on Debian 12 the same \
-    from bookworm-backports, elsewhere as gvisor.dev says; script/server does it on Debian";
+const INSTALL: &str = "install it: script/server builds the newest where Go is installed; else take \
+    gVisor's own apt repository (docs/gvisor.md), or `apt install runsc` (on Debian 12 from bookworm-backports)";
+
+const NEWER: &str = "take a newer one: script/server builds it where Go is installed; else gVisor's own apt \
+    repository has it (docs/gvisor.md)";
 
 pub async fn all(given: Option<&Path>) -> Vec<Check> {
     vec![
@@ -19,27 +25,27 @@ pub async fn all(given: Option<&Path>) -> Vec<Check> {
 
 async fn program(given: Option<&Path>) -> Check {
     const NAME: &str = "runsc";
-    let Some(path) = runsc::find(given) else {
-        return Check::missing(NAME, "not installed", INSTALL);
+    let Some(path) = release::find(given) else {
+        return match given {
+            Some(given) => Check::missing(
+                NAME,
+                format!("{} is not a file", given.display()),
+                "correct the setting `runsc`, or leave it out",
+            ),
+            None => Check::missing(NAME, "not installed", INSTALL),
+        };
     };
-    let version = match runsc::version(&path).await {
-        Ok(version) => version,
+    let release = match Release::ask(path).await {
+        Ok(release) => release,
         Err(error) => return Check::missing(NAME, error.message, INSTALL),
     };
-    match runsc::date(&version) {
-        Some(date) if date >= runsc::OLDEST => {
-            Check::ok(NAME, format!("{version} at {}", path.display()))
-        }
-        Some(_) => Check::missing(
-            NAME,
-            format!("{version} is too old, {} or newer is needed", runsc::OLDEST),
-            INSTALL,
-        ),
-        None => Check::missing(
-            NAME,
-            format!("the version {version:?} can not be read"),
-            INSTALL,
-        ),
+    if let Err(error) = release.check_age() {
+        return Check::missing(NAME, error.message, INSTALL);
+    }
+    let found = format!("{} at {}", release.version, release.program.display());
+    match release.odd() {
+        Some(odd) => Check::warning(NAME, format!("{found}: {odd}"), NEWER),
+        None => Check::ok(NAME, found),
     }
 }
 

@@ -14,7 +14,7 @@ pub struct GvisorWardConfig {
     pub state_dir: PathBuf,
     /// The static agent binary on the host.
     pub agent: PathBuf,
-    /// `None`: looked for in the PATH when it is needed.
+    /// `None`: looked for in the usual places when it is needed.
     pub runsc: Option<PathBuf>,
     /// The first host id for boxes; box number n gets the 65 536 ids from `id_base + n * 65536`.
     pub id_base: u32,
@@ -22,7 +22,7 @@ pub struct GvisorWardConfig {
 }
 
 impl GvisorWardConfig {
-    /// A configuration with the usual id range and the `runsc` of the PATH.
+    /// A configuration with the usual id range and the `runsc` of this host.
     pub fn new(state_dir: PathBuf, agent: PathBuf) -> Self {
         Self {
             state_dir,

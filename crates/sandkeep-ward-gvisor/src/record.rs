@@ -1,13 +1,11 @@
 //! What is noted of a box beside what every box has.
 
+use crate::runsc::Runsc;
 use sandkeep_host::{cgroup::Cgroups, failure::Doing as _};
 use sandkeep_model::{Error, Result};
 use sandkeep_own_kernel::Kind;
 use serde::{Deserialize, Serialize};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 /// The boxes of this level: the process is the sandbox, the kernel of the box.
 #[derive(Debug)]
@@ -21,6 +19,9 @@ pub type Note = sandkeep_own_kernel::Note<Noted>;
 pub struct Noted {
     /// The control socket of the sandbox.
     pub control: PathBuf,
+    /// The release that runs it. (Those of earlier servers did not note it.)
+    #[serde(default)]
+    pub version: Option<String>,
 }
 
 impl Kind for Gvisor {
@@ -47,8 +48,8 @@ struct Sandbox {
 }
 
 /// Reads what `runsc` left in its own directory.
-pub fn of_started(runsc_root: &Path, slot: u32, cgroups: Cgroups) -> Result<Record> {
-    let state = fs::read_dir(runsc_root)
+pub fn of_started(runsc: &Runsc, slot: u32, cgroups: Cgroups) -> Result<Record> {
+    let state = fs::read_dir(runsc.root())
         .doing("reading the notes of runsc")?
         .filter_map(|entry| entry.ok())
         .map(|entry| entry.path())
@@ -57,6 +58,9 @@ pub fn of_started(runsc_root: &Path, slot: u32, cgroups: Cgroups) -> Result<Reco
     let bytes = fs::read(&state).doing("reading the notes of runsc")?;
     let State { sandbox } = serde_json::from_slice(&bytes)
         .map_err(|error| Error::internal(format!("the notes of runsc: {error}")))?;
-    let control = sandbox.control_socket_path;
-    Record::of_started(sandbox.pid, slot, cgroups, Noted { control })
+    let noted = Noted {
+        control: sandbox.control_socket_path,
+        version: Some(runsc.release.version.clone()),
+    };
+    Record::of_started(sandbox.pid, slot, cgroups, noted)
 }

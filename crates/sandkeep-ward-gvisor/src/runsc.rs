@@ -1,75 +1,23 @@
-//! The program `runsc`: where it is, which build it is, and running it.
+//! The program `runsc`: running it.
 
-use crate::stage::Stage;
+use crate::{release::Release, stage::Stage};
 use sandkeep_host::{failure::Doing as _, proc};
 use sandkeep_model::{Code, Error, Result};
 use std::{
-    env,
-    ffi::OsStr,
-    fs,
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
+    ffi::OsStr, fs, os::fd::OwnedFd, path::PathBuf, process::Stdio, sync::Arc, time::Duration,
 };
 use tokio::{process::Command, time::timeout};
 
-/// Older ones lose boxes that are written to disk while they run.
-pub const OLDEST: u32 = 20_240_729;
 /// For anything `runsc` does; an image of some GiB is written within.
 const DEADLINE: Duration = Duration::from_secs(300);
-const VERSION_DEADLINE: Duration = Duration::from_secs(20);
 const LOG: &str = "runsc.log";
 const MOST_SAID: usize = 600;
-
-/// `runsc` in the PATH, or where the operator said.
-pub fn find(given: Option<&Path>) -> Option<PathBuf> {
-    if let Some(given) = given {
-        return given.is_file().then(|| given.to_owned());
-    }
-    let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path)
-        // Services often have a short PATH.
-        .chain(["/usr/local/bin", "/usr/bin", "/usr/sbin"].map(PathBuf::from))
-        .map(|dir| dir.join("runsc"))
-        .find(|file| file.is_file())
-}
-
-/// The first line of `runsc --version`, without the words before the number.
-pub async fn version(program: &Path) -> Result<String> {
-    let run = Command::new(program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    let output = timeout(VERSION_DEADLINE, run)
-        .await
-        .map_err(|_| Error::host_not_ready("`runsc --version` does not end"))?
-        .doing(format_args!("running {}", program.display()))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .trim_start_matches("runsc version ")
-        .trim()
-        .to_owned())
-}
-
-/// The date in a version: `0.0~20240729.0`, `release-20240729.0`.
-pub fn date(version: &str) -> Option<u32> {
-    version
-        .split(|c: char| !c.is_ascii_digit())
-        .find(|digits| digits.len() == 8)?
-        .parse()
-        .ok()
-}
 
 /// One box as `runsc` sees it: its state is in a directory of its own, so that no two boxes
 /// can be taken for one another.
 #[derive(Debug, Clone)]
 pub struct Runsc {
-    pub program: PathBuf,
+    pub release: Arc<Release>,
     /// The directory of the box.
     pub dir: PathBuf,
     pub name: String,
@@ -86,7 +34,7 @@ impl Runsc {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(&self.release.program);
         let with = |option: &str, path: PathBuf| {
             let mut text = std::ffi::OsString::from(option);
             text.push(path);
@@ -104,6 +52,7 @@ impl Runsc {
                 // The ward has put it into the box's cgroups already.
                 "--ignore-cgroups",
             ])
+            .args(self.release.flags())
             .env_clear()
             .stdout(Stdio::null())
             .stderr(Stdio::null());
@@ -144,7 +93,7 @@ impl Runsc {
         let mut child = command
             .kill_on_drop(true)
             .spawn()
-            .doing(format_args!("running {}", self.program.display()))?;
+            .doing(format_args!("running {}", self.release.program.display()))?;
         // The program holds what was opened for it; ours would keep it open.
         drop(command);
         let status = timeout(DEADLINE, child.wait())
@@ -185,7 +134,9 @@ fn refusal(what: &str, said: &str) -> Error {
 
 /// The few states that can not be written, in our words.
 fn obstacle(said: &str) -> Option<String> {
-    if said.contains("deleted and invalidated dentries") {
+    // Releases say it in different words, and all of them name the entry that is no more.
+    let dead = ["deleted", "invalidated"];
+    if said.contains("gofer.dentry(") && dead.iter().any(|word| said.contains(word)) {
         let path = said
             .split("dentry(\"")
             .nth(1)?
@@ -193,7 +144,7 @@ fn obstacle(said: &str) -> Option<String> {
             .next()
             .map(|path| format!("/{}", path.trim_start_matches('/')))?;
         return Some(format!(
-            "{path} was deleted or replaced while a process has it open, and it is not in /tmp, /run or /dev/shm: such memory can not be written to disk"
+            "{path} was deleted or replaced while a process has it open, and it is not in /tmp, /run or /dev/shm: such memory cannot be written to disk"
         ));
     }
     None
@@ -204,26 +155,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_of_versions() {
-        assert_eq!(date("0.0~20240729.0"), Some(20_240_729));
-        assert_eq!(date("release-20250101.0-12-gabcdef"), Some(20_250_101));
-        assert_eq!(date("1.2.3"), None);
-    }
-
-    #[test]
     fn a_deleted_file_is_named() {
-        let log = concat!(
-            r#"{"msg":"starting","level":"info"}"#,
-            "\n",
-            r#"{"msg":"checkpoint failed: gofer.dentry(\"root/a\").beforeSave: deleted and invalidated dentries can't be restored","level":"error"}"#,
-            "\n"
-        );
-        let error = refusal("checkpoint", &last_words(log));
-        assert_eq!(error.code, Code::NotEnforceable);
-        assert!(
-            error.message.starts_with("/root/a was deleted"),
-            "{error:?}"
-        );
+        for said in [
+            r#"gofer.dentry(\"root/a\").beforeSave: deleted and invalidated dentries can't be restored"#,
+            r#"gofer.dentry(\"root/a\").prepareSaveDead: only deleted dentries for regular files and directories can be saved, got p---------"#,
+            r#"gofer.dentry(\"root/a\").beforeSave: dead dentry is not saved in fs.savedDeletedOpenDentries (deleted=true, synthetic=true)"#,
+            r#"gofer.dentry(\"root/a\").prepareSaveDead: invalidated dentries can't be saved"#,
+        ] {
+            let log = format!(
+                "{{\"msg\":\"starting\",\"level\":\"info\"}}\n\
+                 {{\"msg\":\"checkpoint failed: {said}\",\"level\":\"error\"}}\n"
+            );
+            let error = refusal("checkpoint", &last_words(&log));
+            assert_eq!(error.code, Code::NotEnforceable);
+            assert!(
+                error.message.starts_with("/root/a was deleted"),
+                "{error:?}"
+            );
+        }
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use crate::{
     control, network,
     record::Live,
-    runsc::{self, Runsc},
-    start::no_runsc,
+    release::{self, Release},
+    runsc::Runsc,
     ward::Inner,
 };
 use sandkeep_host::{failure::Doing as _, files::Stamp, work::blocking};
-use sandkeep_model::{Error, Result, SandboxId};
+use sandkeep_model::{Code, Error, Result, SandboxId};
 use sandkeep_own_kernel as own_kernel;
 use sandkeep_ward::Engine;
 use std::{ffi::OsStr, fs, path::Path, sync::Arc, time::Duration};
@@ -20,35 +20,35 @@ const FREEZE_DEADLINE: Duration = Duration::from_secs(10);
 const PROBE: Duration = Duration::from_secs(5);
 
 impl Inner {
-    pub(crate) async fn engine(&self) -> Result<Engine> {
-        let program = runsc::find(self.runsc.as_deref()).ok_or_else(no_runsc)?;
+    /// The release in use, known to be new enough. It is asked about itself once per file.
+    pub(crate) async fn release(&self) -> Result<Arc<Release>> {
+        let program = release::find(self.runsc.as_deref()).ok_or_else(|| self.no_runsc())?;
         let stamp = Stamp::of(&program)?;
-        let mut known = self.engine.lock().await;
-        if let Some((seen, engine)) = known.as_ref()
+        let mut known = self.release.lock().await;
+        if let Some((seen, release)) = known.as_ref()
             && *seen == stamp
+            && release.program == program
         {
-            return Ok(engine.clone());
+            return Ok(Arc::clone(release));
         }
-        let version = runsc::version(&program).await?;
-        match runsc::date(&version) {
-            Some(date) if date >= runsc::OLDEST => {}
-            _ => {
-                return Err(Error::host_not_ready(format!(
-                    "runsc {version:?} is too old, {} or newer is needed",
-                    runsc::OLDEST
-                ))
-                .hint("`sandkeep doctor` tells where to get it")
-                .retryable(false));
-            }
-        }
-        let engine = Engine {
+        let release = Arc::new(Release::ask(program).await?);
+        release.check_age()?;
+        *known = Some((stamp, Arc::clone(&release)));
+        Ok(release)
+    }
+
+    pub(crate) async fn engine(&self) -> Result<Engine> {
+        let release = self.release().await?;
+        Ok(Engine {
             name: "runsc".to_owned(),
             // An image can only be read by the very build that wrote it, with the same file
             // systems; bump the number with the mounts in `spec.rs`.
-            build: format!("{version} systrap mounts-1 {}", std::env::consts::ARCH),
-        };
-        *known = Some((stamp, engine.clone()));
-        Ok(engine)
+            build: format!(
+                "{} systrap mounts-1 {}",
+                release.version,
+                std::env::consts::ARCH
+            ),
+        })
     }
 
     pub(crate) async fn freeze(&self, id: &SandboxId) -> Result<()> {
@@ -86,6 +86,8 @@ impl Inner {
         let mut frozen = live.frozen.lock().await;
         // It may have been about to be written down.
         network::open(live.netns()).await?;
+        live.first.go_on()?;
+        // An earlier version of this server froze the cgroup.
         live.record.cgroups.thaw();
         if own_kernel::answers(live, PROBE).await {
             fs::remove_file(&mark).doing("noting that the box runs")?;
@@ -102,7 +104,7 @@ impl Inner {
         if !*frozen {
             return Ok(());
         }
-        live.record.cgroups.thaw();
+        live.first.go_on()?;
         control::resume(&live.record.more.control).await?;
         *frozen = false;
         fs::remove_file(self.roster.box_dir(id).join(FROZEN)).doing("noting that the box runs")?;
@@ -115,8 +117,10 @@ impl Inner {
         if !*frozen {
             return Err(Error::conflict(format!("box {id} is not frozen")).hint("freeze it first"));
         }
+        let release = self.release().await?;
+        check_release(live.record.more.version.as_deref(), &release.version)?;
         let runsc = Runsc {
-            program: self.program().await?,
+            release,
             dir: self.roster.box_dir(id),
             name: id.to_string(),
         };
@@ -132,12 +136,27 @@ impl Inner {
         // down is written down by half (google/gvisor#14147).
         network::cut(live.netns()).await?;
         // Its tasks stay paused; the sandbox itself has work to do.
-        live.record.cgroups.thaw();
+        live.first.go_on()?;
         let written = runsc.call(&words).await;
         let held = hold_still(&live).await;
         network::open(live.netns()).await?;
         held?;
         written
+    }
+}
+
+/// An image is read by the release that wrote it and no other, and it is written by the process that
+/// runs the box. So one that was started before `runsc` was replaced keeps its memory.
+fn check_release(started: Option<&str>, now: &str) -> Result<()> {
+    match started {
+        Some(started) if started != now => Err(Error::new(
+            Code::NotEnforceable,
+            format!(
+                "it runs on runsc {started}, this server has {now} now: its memory cannot be written to disk"
+            ),
+        )
+        .hint("start a new sandbox, or name the old release by the setting `runsc`")),
+        _ => Ok(()),
     }
 }
 
@@ -150,7 +169,12 @@ async fn stand_still(live: &Arc<Live>) -> Result<()> {
     held
 }
 
+/// Its kernel stands still, which is one process, and with it everything that it would do for the
+/// tasks. Not the whole cgroup, with the processes in which the tasks run: newer releases wait for
+/// those by seccomp's notifications, each freeze breaks such a wait off and so do the freezes after
+/// it, and a kernel that finds more than one broken off takes the process for dead and the box with
+/// it. The tasks are paused, so those processes only wait.
 async fn hold_still(live: &Live) -> Result<()> {
-    let cgroups = live.record.cgroups.clone();
-    blocking(move || cgroups.freeze(FREEZE_DEADLINE).map_err(Error::from)).await
+    let (first, pid) = (Arc::clone(&live.first), live.record.pid);
+    blocking(move || first.stop(pid, FREEZE_DEADLINE).map_err(Error::from)).await
 }

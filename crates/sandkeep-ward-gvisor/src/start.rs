@@ -3,7 +3,7 @@
 use crate::{
     network,
     record::{self, Live, Note},
-    runsc::{self, Runsc},
+    runsc::Runsc,
     spec::{self, Words, host_limits},
     stage::Stage,
     ward::Inner,
@@ -47,7 +47,7 @@ impl Inner {
 
     async fn make(&self, spec: &BoxSpec, image: Option<&Path>) -> Result<LiveBox> {
         let runsc = Runsc {
-            program: self.program().await?,
+            release: self.release().await?,
             dir: self.roster.box_dir(&spec.id),
             name: spec.id.to_string(),
         };
@@ -69,11 +69,11 @@ impl Inner {
         };
         let words: Vec<&OsStr> = match image {
             None => vec![OsStr::new("run")],
-            Some(image) => vec![
-                OsStr::new("restore"),
-                OsStr::new("-image-path"),
-                image.as_os_str(),
-            ],
+            Some(image) => [OsStr::new("restore")]
+                .into_iter()
+                .chain(runsc.release.restore_flags().iter().map(OsStr::new))
+                .chain([OsStr::new("-image-path"), image.as_os_str()])
+                .collect(),
         };
         runsc.launch(&words, token_pipe(&token)?, stage).await?;
         let live = self.take_in(spec, &runsc, slot, cgroups, token).await?;
@@ -96,15 +96,15 @@ impl Inner {
         cgroups: Cgroups,
         token: Secret,
     ) -> Result<Arc<Live>> {
-        let (id, dir, root) = (spec.id.clone(), runsc.dir.clone(), runsc.root());
+        let (id, runsc) = (spec.id.clone(), runsc.clone());
         let live = blocking(move || {
-            let record = record::of_started(&root, slot.number(), cgroups.clone())?;
+            let record = record::of_started(&runsc, slot.number(), cgroups.clone())?;
             Note {
                 slot: slot.number(),
                 cgroups,
                 record: Some(record.clone()),
             }
-            .write(&dir)?;
+            .write(&runsc.dir)?;
             let pidfd = record
                 .find()
                 .ok_or_else(|| Error::internal("the box ended as soon as it was started"))?;
@@ -116,17 +116,18 @@ impl Inner {
         Ok(live)
     }
 
-    /// The program, known to be new enough.
-    pub(crate) async fn program(&self) -> Result<std::path::PathBuf> {
-        self.engine().await?;
-        runsc::find(self.runsc.as_deref()).ok_or_else(no_runsc)
+    pub(crate) fn no_runsc(&self) -> Error {
+        let error = match &self.runsc {
+            Some(given) => Error::host_not_ready(format!(
+                "{} is not a file; the setting `runsc` names it",
+                given.display()
+            )),
+            None => Error::host_not_ready("runsc is not installed"),
+        };
+        error
+            .hint("`sandkeep doctor` tells where to get it")
+            .retryable(false)
     }
-}
-
-pub(crate) fn no_runsc() -> Error {
-    Error::host_not_ready("runsc is not installed")
-        .hint("`sandkeep doctor` tells where to get it")
-        .retryable(false)
 }
 
 /// Everything on the host that is there before the box is.

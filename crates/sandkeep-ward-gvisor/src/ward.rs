@@ -5,6 +5,7 @@ use crate::{
     config::GvisorWardConfig,
     control,
     record::{Gvisor, Live},
+    release::Release,
     spec::host_limits,
     stage, start, watch,
 };
@@ -44,8 +45,8 @@ pub(crate) struct Inner {
     /// The agent for all boxes.
     pub agent: Arc<LoneFile>,
     pub runsc: Option<PathBuf>,
-    /// The build that was found last.
-    pub engine: tokio::sync::Mutex<Option<(Stamp, Engine)>>,
+    /// The release that was found last.
+    pub release: tokio::sync::Mutex<Option<(Stamp, Arc<Release>)>>,
 }
 
 impl GvisorWard {
@@ -69,7 +70,7 @@ impl GvisorWard {
             roster: Roster::new(state_dir, config.id_base, config.id_slots)?,
             agent: Arc::new(agent),
             runsc: config.runsc,
-            engine: tokio::sync::Mutex::default(),
+            release: tokio::sync::Mutex::default(),
         };
         Ok(Arc::new(Self {
             inner: Arc::new(inner),
@@ -143,7 +144,8 @@ impl Ward for GvisorWard {
         Isolation::Gvisor
     }
 
-    /// Programs do not get the rights of their owner here (setuid), so `sudo` does not work.
+    /// What is fast in a container is slow here, and a pause is felt: see ADR 26. With an old release
+    /// `sudo` does not work either.
     fn suits_everything(&self) -> bool {
         false
     }

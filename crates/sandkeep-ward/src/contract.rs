@@ -232,6 +232,20 @@ pub trait Ward: Send + Sync + 'static {
         Err(cannot(self.level(), "write memory to disk"))
     }
 
+    /// Whether what [`Ward::save`] wrote is to be [tried](Ward::try_image) before anybody relies on
+    /// it.
+    fn tries_images(&self) -> bool {
+        false
+    }
+
+    /// Brings an image back up to the moment before anything of it would run, and ends it there: what
+    /// this accepts, [`Ward::restore`] can read. `spec` has an id that nobody else has, and a copy of
+    /// the disk. Nothing of it ever runs, and nothing is left of it when this returns. An image that
+    /// does not come back, or cannot be tried, is refused with words that say why.
+    async fn try_image(&self, _spec: BoxSpec, _image: &Path) -> Result<()> {
+        Ok(())
+    }
+
     /// Starts a box from an image written by [`Ward::save`] (of this or another box of the same
     /// engine) on the disk that belongs to it, under a new or the same id. Confinement (seccomp,
     /// capabilities, limits, cgroup) is verified before any process of it runs. Returns when the

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sandkeep_model::TemplateName;
 
+pub use crate::operator_args::{BackupArgs, KeyCommand, RestoreArgs, UninstallArgs};
 use crate::{
     auto_rule::AutoRule,
     cli::{
@@ -77,6 +78,15 @@ pub enum Command {
     Init(Box<InitArgs>),
     /// Look at this host: what works, what is missing, what to install
     Doctor(Box<DoctorArgs>),
+    /// Write everything a stopped server keeps into one file
+    Backup(Box<BackupArgs>),
+    /// Make a server again from such a file
+    Restore(Box<RestoreArgs>),
+    /// The API key of the server: make a new one
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// End a server with its sandboxes and remove all it made on this host
+    Uninstall(Box<UninstallArgs>),
     /// The storage of sandboxes, templates and points
     #[command(subcommand)]
     Storage(StorageCommand),
@@ -113,6 +123,12 @@ pub enum Command {
     /// Run a command in a box that runs
     #[command(after_help = EXEC_EXAMPLES)]
     Exec(ExecArgs),
+    /// List the commands that run in a sandbox, to attach to them
+    Ps {
+        /// Id of the sandbox, or the beginning of it
+        #[arg(value_name = "SANDBOX")]
+        sandbox: String,
+    },
     /// Open a terminal in a box
     Shell(ShellArgs),
     /// Copy files and directories into a box or out of it
@@ -132,6 +148,15 @@ pub enum Command {
         /// Only of this box
         #[arg(value_name = "BOX")]
         sandbox: Option<String>,
+        /// Go on until Ctrl-C
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// What a sandbox was refused, why, and what to do about it
+    Denials {
+        /// ID of the sandbox, or the beginning of it
+        #[arg(value_name = "SANDBOX")]
+        sandbox: String,
         /// Go on until Ctrl-C
         #[arg(short, long)]
         follow: bool,
@@ -157,7 +182,7 @@ pub enum Command {
     /// Values that are added to requests of boxes, which never see them
     #[command(subcommand, after_help = SECRET_EXAMPLES)]
     Secret(SecretCommand),
-    /// What happened, who did it, and whether the record is what was written
+    /// Show the audit log: what happened and who did it; check that nobody changed it
     #[command(after_help = AUDIT_EXAMPLES)]
     Audit(AuditArgs),
     /// The keys that sign the tokens of boxes
@@ -188,7 +213,12 @@ const EXEC_EXAMPLES: &str = "\
 Examples:
   sandkeep exec i4f9 -- ls -la
   sandkeep exec -u root -w /tmp -e DEBUG=1 i4f9 -- make
-  sandkeep exec -it i4f9 -- top";
+  sandkeep exec -it i4f9 -- top
+  sandkeep exec --attach 42 i4f9           a command that runs already, e.g. after a restart
+
+The exit code is that of the command; 127 when there is no such program, 126 when it cannot be
+run, 128+N when signal N ended it, and 1 when the server refused or was not reached. When the
+server is restarted the command goes on, and so does `exec`, once the server is back.";
 
 const CP_EXAMPLES: &str = "\
 Examples:
@@ -388,18 +418,25 @@ pub struct CreateArgs {
     /// When it ends by itself, for example 15m, 2h, or never
     #[arg(long, default_value = "5m", value_name = "SPAN")]
     pub timeout: Span,
-    /// Make it from this point, by id or name, instead of a template
+    /// Make it from this snapshot (its id, SANDBOX:NAME, or a name that only one sandbox has)
+    /// instead of a template
     #[arg(long, value_name = "POINT")]
     pub from_point: Option<String>,
     /// Pause it at its timeout instead of ending it
     #[arg(long)]
     pub pause_at_timeout: bool,
-    /// A request to it wakes it when it is paused
+    /// A request to it wakes it when it is paused; this is the default
     #[arg(long)]
     pub auto_resume: bool,
-    /// Pause it when nobody wants anything of it for so long; needs --auto-resume
-    #[arg(long, value_name = "SPAN", requires = "auto_resume")]
+    /// Only `sandkeep resume` wakes it when it is paused
+    #[arg(long, conflicts_with_all = ["auto_resume", "idle"])]
+    pub no_auto_resume: bool,
+    /// Pause it when nothing was asked of it for so long
+    #[arg(long, value_name = "SPAN")]
     pub idle: Option<Span>,
+    /// End it when it was paused for so long
+    #[arg(long, value_name = "SPAN")]
+    pub paused_limit: Option<Span>,
     /// When points are made of it by themselves, for example before=risky,every=10m,keep=50;
     /// `sandkeep auto-points --help` tells all words; may be repeated
     #[arg(long, value_name = "RULE")]
@@ -449,11 +486,14 @@ pub struct ExecArgs {
     /// End the command after this time
     #[arg(long, value_name = "SPAN")]
     pub timeout: Option<Span>,
-    /// Id of the box, or the beginning of it
-    #[arg(value_name = "BOX")]
+    /// Listen to a command that runs already; `sandkeep ps` lists them
+    #[arg(long, value_name = "PID", conflicts_with_all = ["command", "user", "workdir", "env", "timeout"])]
+    pub attach: Option<u32>,
+    /// Id of the sandbox, or the beginning of it
+    #[arg(value_name = "SANDBOX")]
     pub sandbox: String,
     /// The program and its arguments, after --
-    #[arg(required = true, last = true, value_name = "CMD")]
+    #[arg(required_unless_present = "attach", last = true, value_name = "CMD")]
     pub command: Vec<String>,
 }
 

@@ -14,7 +14,7 @@ use sandkeep_identity::SigningAlgorithm;
 use sandkeep_keeper::{
     IsolationRule, KeeperConfig, Limiting, NetworkConfig, PoolConfig, check_point_policy,
 };
-use sandkeep_moat::policy::Profile;
+use sandkeep_moat::policy::{AddressGuard, Profile};
 use sandkeep_model::{Error, Isolation, IsolationWish, Limits, Result, ServerKey, TemplateName};
 use serde::Deserialize;
 
@@ -24,6 +24,7 @@ use crate::{
     listed::{Listed, Resolver},
     network::{NetworkSettings, identity::IdentitySettings},
     quantity::{Size, Span},
+    tls::{TlsSettings, check_domain},
 };
 
 /// Where an installed server keeps its things.
@@ -75,6 +76,10 @@ settings! {
     /// Run although the disk use of boxes can not be limited on this host
     #[arg(num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     allow_unlimited_disk: bool = "SANDKEEP_ALLOW_UNLIMITED_DISK",
+    /// The runsc for the isolation level gvisor
+    /// [default: /usr/local/lib/sandkeep/runsc, or the first of the PATH]
+    #[arg(value_name = "FILE")]
+    runsc: PathBuf = "SANDKEEP_RUNSC",
     /// Directory with the kernel of machines, for the isolation level microvm
     /// [default: /usr/local/lib/sandkeep/kernel, or /usr/share/sandkeep/kernel]
     #[arg(value_name = "DIR")]
@@ -101,6 +106,17 @@ settings! {
     /// Domain under which boxes are reached as <port>-<id>.<domain>
     #[arg(value_name = "NAME")]
     domain: String = "SANDKEEP_DOMAIN",
+    /// A file with the certificate of this server (PEM, the whole chain): it takes TLS on its port,
+    /// and plain HTTP from its own machine only. Read again when it changes
+    #[arg(value_name = "FILE")]
+    tls_cert: PathBuf = "SANDKEEP_TLS_CERT",
+    /// The file with the key of that certificate
+    #[arg(value_name = "FILE")]
+    tls_key: PathBuf = "SANDKEEP_TLS_KEY",
+    /// For trying out: TLS for this domain and all names below it, by an authority made in the state
+    /// directory that clients must be told to trust
+    #[arg(value_name = "DOMAIN")]
+    tls_self_signed: String = "SANDKEEP_TLS_SELF_SIGNED",
     /// Most boxes at once, waiting ones included [default: 2000]
     #[arg(value_name = "COUNT")]
     max_boxes: usize = "SANDKEEP_MAX_BOXES",
@@ -124,6 +140,10 @@ settings! {
     /// Longest time a box may be given [default: never, which sets no bound]
     #[arg(value_name = "SPAN")]
     max_lifetime: Span = "SANDKEEP_MAX_LIFETIME",
+    /// How long sandboxes may be paused before they are ended; a create may ask for less
+    /// [default: never, they stay]
+    #[arg(value_name = "SPAN")]
+    paused_limit: Span = "SANDKEEP_PAUSED_LIMIT",
     /// How long boxes that are gone stay in the records [default: 7d]
     #[arg(value_name = "SPAN")]
     keep_history: Span = "SANDKEEP_KEEP_HISTORY",
@@ -139,6 +159,10 @@ settings! {
     /// What boxes may reach whose create says nothing: deny, open or package-registries [default: deny]
     #[arg(value_name = "PROFILE")]
     network_default: Profile = "SANDKEEP_NETWORK_DEFAULT",
+    /// What template builds may reach: deny, open or package-registries
+    /// [default: package-registries, or open where network_default is]
+    #[arg(value_name = "PROFILE")]
+    build_network_default: Profile = "SANDKEEP_BUILD_NETWORK_DEFAULT",
     /// Private networks that policies may name, comma-separated; else none is ever reached
     #[arg(value_name = "CIDR,…")]
     allow_private: Listed<IpNet> = "SANDKEEP_ALLOW_PRIVATE",
@@ -215,6 +239,7 @@ pub struct Config {
     /// `None`: as it was told before.
     pub storage_size: Option<Size>,
     pub allow_unlimited_disk: bool,
+    pub runsc: Option<PathBuf>,
     pub microvm_kernel: Option<PathBuf>,
     pub microvm_qemu: Option<PathBuf>,
     pub microvm_boot: Option<Duration>,
@@ -222,6 +247,7 @@ pub struct Config {
     pub microvm_waiting: usize,
     pub microvm_warm: bool,
     pub domain: Option<String>,
+    pub tls: Option<TlsSettings>,
     pub max_connections: usize,
     pub log_level: Option<String>,
     pub log_format: LogFormat,
@@ -264,6 +290,7 @@ impl Config {
         let most_disk = storage_size.or_else(kept).unwrap_or(Size::gib(100));
         let limits = limiting(&settings, most_disk)?;
         let isolation = isolation(&settings)?;
+        let tls = tls(&settings)?;
         let template = match settings.pool_template {
             Some(name) => name,
             None => "base".parse()?,
@@ -281,13 +308,18 @@ impl Config {
             storage_dir: settings.storage_dir.as_deref().map(absolute).transpose()?,
             storage_size,
             allow_unlimited_disk: settings.allow_unlimited_disk.unwrap_or(false),
+            runsc: settings.runsc.as_deref().map(absolute).transpose()?,
             microvm_kernel: settings.microvm_kernel,
             microvm_qemu: settings.microvm_qemu.as_deref().map(absolute).transpose()?,
             microvm_boot: settings.microvm_boot_seconds.map(Duration::from_secs),
             microvm_answers: settings.microvm_answer_seconds.map(Duration::from_secs),
             microvm_waiting: settings.microvm_waiting.unwrap_or(2),
             microvm_warm: settings.microvm_warm.unwrap_or(true),
-            domain: settings.domain,
+            domain: match &tls {
+                Some(TlsSettings::SelfSigned { domain }) => Some(domain.clone()),
+                _ => settings.domain,
+            },
+            tls,
             max_connections: settings.max_connections.unwrap_or(20_000),
             log_level: settings.log_level,
             log_format: settings.log_format.unwrap_or(LogFormat::Text),
@@ -301,6 +333,7 @@ impl Config {
                 isolation,
                 max_boxes: settings.max_boxes.unwrap_or(2000),
                 max_lifetime: settings.max_lifetime.and_then(Span::duration),
+                paused_limit: settings.paused_limit.and_then(Span::duration),
                 keep_history: keep_history
                     .duration()
                     .unwrap_or(Duration::from_secs(100 * 365 * 86_400)),
@@ -323,7 +356,8 @@ impl Config {
             audit_file_size: Size(audit_file_size(settings.audit_file_size)?),
             network: NetworkSettings {
                 standing: settings.network_default.unwrap_or(Profile::AirGapped),
-                allow_private: settings.allow_private.map_or_else(Vec::new, |list| list.0),
+                builds: settings.build_network_default,
+                allow_private: opened(settings.allow_private)?,
                 connections: settings.sandbox_connections.unwrap_or(256),
                 dns: settings.dns.map_or_else(Vec::new, |list| list.0),
                 upstream_ca: settings.upstream_ca,
@@ -370,6 +404,65 @@ fn isolation(settings: &Settings) -> Result<IsolationRule> {
         }
     }
     Ok(rule)
+}
+
+fn tls(settings: &Settings) -> Result<Option<TlsSettings>> {
+    let wrong = |field: &str, what: &str, hint: &str| Err(Error::invalid(field, what).hint(hint));
+    match (
+        &settings.tls_cert,
+        &settings.tls_key,
+        &settings.tls_self_signed,
+    ) {
+        (None, None, None) => Ok(None),
+        (Some(cert), Some(key), None) => Ok(Some(TlsSettings::Files {
+            cert: absolute(cert)?,
+            key: absolute(key)?,
+        })),
+        (None, None, Some(domain)) => {
+            check_domain(domain)?;
+            if settings.domain.as_ref().is_some_and(|own| own != domain) {
+                return wrong(
+                    "tls_self_signed",
+                    "domain and tls_self_signed name two domains",
+                    "leave domain out, or name the same",
+                );
+            }
+            Ok(Some(TlsSettings::SelfSigned {
+                domain: domain.clone(),
+            }))
+        }
+        (_, _, Some(_)) => wrong(
+            "tls_self_signed",
+            "tls_self_signed makes a certificate, and tls_cert or tls_key names one",
+            "use one of the two",
+        ),
+        (Some(_), None, None) => wrong(
+            "tls_key",
+            "tls_cert has no tls_key beside it",
+            "name the key of the certificate with --tls-key",
+        ),
+        (None, Some(_), None) => wrong(
+            "tls_cert",
+            "tls_key has no tls_cert beside it",
+            "name the certificate of the key with --tls-cert",
+        ),
+    }
+}
+
+/// Opening what stays closed all the same is a mistake better said now.
+fn opened(wish: Option<Listed<IpNet>>) -> Result<Vec<IpNet>> {
+    let list = wish.map_or_else(Vec::new, |list| list.0);
+    for net in &list {
+        if let Some(kind) = AddressGuard::never_opens(net) {
+            let found = format!(
+                "{net} is {}, which no sandbox can reach whatever is set",
+                kind.words()
+            );
+            return Err(Error::invalid("allow_private", found)
+                .hint("name private or reserved ranges only, for example 10.20.0.0/16"));
+        }
+    }
+    Ok(list)
 }
 
 /// A file holds some entries at least, and is read in one piece by those who look after it.

@@ -13,15 +13,23 @@ use std::{
 };
 
 use axum::{Router, body::Body, extract::ConnectInfo, response::Response};
-use http::{HeaderValue, Request, StatusCode, Version, header::CONNECTION};
+use http::{
+    HeaderValue, Request, StatusCode, Version,
+    header::{CONNECTION, HOST},
+    request::Parts,
+};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::GracefulShutdown},
+    server::{
+        conn::auto,
+        graceful::{GracefulShutdown, Watcher},
+    },
 };
-use sandkeep_gateway::Gateway;
+use sandkeep_gateway::{Cut, Gateway, OverTls};
 use sandkeep_model::{Code, Error, Secret};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, timeout},
@@ -29,7 +37,9 @@ use tokio::{
 use tower::ServiceExt;
 
 use crate::{
+    reset::Resettable,
     strangers::{self, Strangers, Visit},
+    tls::{self, Begins, Tls},
     worded::{Worded, whole_answer},
 };
 
@@ -52,6 +62,8 @@ pub struct Desk {
     pub max_connections: usize,
     /// Who shows it is no stranger.
     pub key: Secret,
+    /// Connections may be encrypted, and those from elsewhere must be.
+    pub tls: Option<Tls>,
 }
 
 impl std::fmt::Debug for Desk {
@@ -87,7 +99,9 @@ impl Desk {
                 },
             };
             match (Arc::clone(&places).try_acquire_owned(), strangers.enter()) {
-                (Ok(place), Some(visit)) => desk.spawn(stream, peer, (place, visit), &graceful),
+                (Ok(place), Some(visit)) => {
+                    desk.spawn(stream, peer, (place, visit), graceful.watcher());
+                }
                 _ => refuse(&stream),
             }
         }
@@ -102,68 +116,37 @@ impl Desk {
         stream: TcpStream,
         peer: SocketAddr,
         (place, visit): (OwnedSemaphorePermit, Visit),
-        graceful: &GracefulShutdown,
+        watcher: Watcher,
     ) {
         // Small answers should not wait for more to come.
         let _ = stream.set_nodelay(true);
-        let seen = Arc::new(AtomicBool::new(false));
-        let asked = Arc::clone(&seen);
-        let visit = Arc::new(visit);
         let cut = visit.visitor.cut.clone();
-        let service = {
-            let desk = Arc::clone(self);
-            let (seen, visit) = (Arc::clone(&seen), Arc::clone(&visit));
-            service_fn(move |request: Request<Incoming>| {
-                seen.store(true, Ordering::Relaxed);
-                let desk = Arc::clone(&desk);
-                if sandkeep_api::has_key(request.headers(), &desk.key) {
-                    visit.is_known();
-                }
-                let (over, under_way) = (request.version(), visit.visitor.begin());
-                async move {
-                    let answer = desk.answer(request, peer).await;
-                    Ok::<_, Infallible>(answered(answer, over, under_way))
-                }
-            })
+        let call = Call {
+            desk: Arc::clone(self),
+            peer,
+            visit: Arc::new(visit),
+            watcher,
+            broken: Cut::default(),
         };
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(IDLE)
-            .max_buf_size(HEAD_LIMIT.into());
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .keep_alive_interval(Duration::from_secs(60))
-            .max_header_list_size(HEAD_LIMIT.into())
-            .max_concurrent_streams(256);
-        let connection = builder
-            .serve_connection_with_upgrades(TokioIo::new(Worded::new(stream, asked)), service)
-            .into_owned();
-        let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            let _here = (place, visit);
-            let mut connection = std::pin::pin!(connection);
-            let whole = async {
-                match timeout(FIRST_REQUEST, connection.as_mut()).await {
-                    Ok(ended) => Some(ended),
-                    Err(_) if seen.load(Ordering::Relaxed) => Some(connection.await),
-                    Err(_) => None,
-                }
-            };
-            let Some(Some(ended)) = cut.run_until_cancelled(whole).await else {
-                return;
-            };
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended early");
-            }
+            let _here = place;
+            cut.run_until_cancelled(call.take(stream)).await;
         });
     }
 
-    async fn answer(&self, request: Request<Incoming>, peer: SocketAddr) -> Response {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        peer: SocketAddr,
+        encrypted: bool,
+    ) -> Response {
         let (mut parts, body) = request.into_parts();
         parts.extensions.insert(ConnectInfo(peer));
+        if encrypted {
+            parts.extensions.insert(OverTls);
+            // What a proxy in front would say, for answers that name this server.
+            forwarded(&mut parts);
+        }
         match self.gateway.target(&parts) {
             Ok(Some(target)) => {
                 let request = Request::from_parts(parts, body);
@@ -181,8 +164,121 @@ impl Desk {
     }
 }
 
+/// One connection, from its first byte to its end.
+struct Call {
+    desk: Arc<Desk>,
+    peer: SocketAddr,
+    visit: Arc<Visit>,
+    watcher: Watcher,
+    /// Marked when an answer over HTTP/1 was cut: the connection is reset, not closed.
+    broken: Cut,
+}
+
+impl Call {
+    async fn take(self, stream: TcpStream) {
+        let broken = self.broken.clone();
+        let Some(tls) = self.desk.tls.clone() else {
+            return self.serve(Resettable::new(stream, broken), false).await;
+        };
+        match timeout(FIRST_REQUEST, tls::begins(&stream)).await {
+            Ok(Ok(Begins::Encrypted)) => {
+                let accepted = tls.accept(Resettable::new(stream, broken));
+                match timeout(FIRST_REQUEST, accepted).await {
+                    Ok(Ok(stream)) => self.serve(stream, true).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "a TLS connection was not made"),
+                    Err(_) => {}
+                }
+            }
+            Ok(Ok(Begins::Plain)) if tls::is_here(self.peer) => {
+                self.serve(Resettable::new(stream, broken), false).await;
+            }
+            Ok(Ok(Begins::Plain)) => {
+                let _ = stream.try_write(&UNENCRYPTED);
+            }
+            Ok(Ok(Begins::Nothing) | Err(_)) | Err(_) => {}
+        }
+    }
+
+    async fn serve<IO>(self, io: IO, encrypted: bool)
+    where
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let Self {
+            desk,
+            peer,
+            visit,
+            watcher,
+            broken,
+        } = self;
+        let seen = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&seen);
+        let service = {
+            let seen = Arc::clone(&seen);
+            service_fn(move |mut request: Request<Incoming>| {
+                seen.store(true, Ordering::Relaxed);
+                let desk = Arc::clone(&desk);
+                if sandkeep_api::has_key(request.headers(), &desk.key) {
+                    visit.is_known();
+                }
+                let (over, under_way) = (request.version(), visit.visitor.begin());
+                // A connection of HTTP/2 carries others, too, and resets what is cut by itself.
+                let broken = (over < Version::HTTP_2).then(|| broken.clone());
+                if let Some(broken) = &broken {
+                    request.extensions_mut().insert(broken.clone());
+                }
+                async move {
+                    let answer = desk.answer(request, peer, encrypted).await;
+                    Ok::<_, Infallible>(answered(answer, over, under_way, broken))
+                }
+            })
+        };
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(IDLE)
+            .max_buf_size(HEAD_LIMIT.into());
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(Duration::from_secs(60))
+            .max_header_list_size(HEAD_LIMIT.into())
+            .max_concurrent_streams(256);
+        let connection = builder
+            .serve_connection_with_upgrades(TokioIo::new(Worded::new(io, asked)), service)
+            .into_owned();
+        let mut connection = std::pin::pin!(watcher.watch(connection));
+        let ended = match timeout(FIRST_REQUEST, connection.as_mut()).await {
+            Ok(ended) => ended,
+            Err(_) if seen.load(Ordering::Relaxed) => connection.await,
+            Err(_) => return,
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection ended early");
+        }
+    }
+}
+
+fn forwarded(parts: &mut Parts) {
+    let host = match parts.uri.authority() {
+        Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
+        None => parts.headers.get(HOST).cloned(),
+    };
+    parts
+        .headers
+        .insert("x-forwarded-proto", HeaderValue::from_static("https"));
+    if let Some(host) = host {
+        parts.headers.insert("x-forwarded-host", host);
+    }
+}
+
 /// An answer is under way until its last byte. Who has no key is not kept.
-fn answered(mut answer: Response, over: Version, under_way: strangers::Request) -> Response {
+fn answered(
+    mut answer: Response,
+    over: Version,
+    under_way: strangers::Request,
+    broken: Option<Cut>,
+) -> Response {
     if answer.status() == StatusCode::UNAUTHORIZED && over < Version::HTTP_2 {
         answer
             .headers_mut()
@@ -191,6 +287,7 @@ fn answered(mut answer: Response, over: Version, under_way: strangers::Request) 
     answer.map(|body| {
         Body::new(Held {
             body,
+            broken,
             _under_way: under_way,
         })
     })
@@ -199,6 +296,8 @@ fn answered(mut answer: Response, over: Version, under_way: strangers::Request) 
 /// A body whose request is under way until it has ended.
 struct Held {
     body: Body,
+    /// To be marked when it fails.
+    broken: Option<Cut>,
     _under_way: strangers::Request,
 }
 
@@ -210,7 +309,11 @@ impl http_body::Body for Held {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let (Poll::Ready(Some(Err(_))), Some(broken)) = (&polled, &self.broken) {
+            broken.mark();
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
@@ -231,6 +334,16 @@ static BUSY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     .hint("close idle connections, or let the operator raise max_connections");
     let status = "HTTP/1.1 503 Service Unavailable";
     whole_answer(status, "retry-after: 1\r\n", &error)
+});
+
+/// The whole answer to a key that somebody on the way could have read.
+static UNENCRYPTED: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let error = Error::invalid(
+        "scheme",
+        "this server takes plain HTTP from its own machine only",
+    )
+    .hint("use https:// with the same name and port");
+    whole_answer("HTTP/1.1 400 Bad Request", "", &error)
 });
 
 /// Says no without giving the connection a task: this must cost next to nothing.

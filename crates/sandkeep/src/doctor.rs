@@ -18,6 +18,7 @@ use crate::{
     cli::output::{Output, clean},
     config::Config,
     network,
+    running::{self, Running},
 };
 
 #[derive(Debug, Serialize)]
@@ -38,30 +39,48 @@ struct Level {
 
 /// Exit code 1 when a server would not work.
 pub async fn doctor(output: Output, args: &DoctorArgs) -> anyhow::Result<u8> {
-    let config = Config::load(args.place.settings(), None)?;
+    let mut settings = args.place.settings();
+    let served = running::servers();
+    // Who names no place means the server that runs.
+    if let (
+        None,
+        [
+            Running {
+                state: Some(state), ..
+            },
+        ],
+    ) = (&settings.state, served.as_slice())
+    {
+        settings.state = Some(state.clone());
+    }
+    let config = Config::load(settings, None)?;
     // Looking at files and tools blocks for moments only, and nothing else runs here.
-    let kernel = config.microvm_kernel.clone().or_else(|| {
-        // The flags of this command are few; the variable of the server counts, too.
-        env::var_os("SANDKEEP_MICROVM_KERNEL").map(PathBuf::from)
-    });
-    let qemu = config
-        .microvm_qemu
-        .clone()
-        .or_else(|| env::var_os("SANDKEEP_MICROVM_QEMU").map(PathBuf::from));
+    let kernel = named(&config.microvm_kernel, "SANDKEEP_MICROVM_KERNEL");
+    let qemu = named(&config.microvm_qemu, "SANDKEEP_MICROVM_QEMU");
+    let runsc = named(&config.runsc, "SANDKEEP_RUNSC");
     let (memory, gvisor, microvm) = tokio::join!(
         sandkeep_ward_container::check_memory(None),
-        sandkeep_ward_gvisor::check_host(None),
+        sandkeep_ward_gvisor::check_host(runsc.as_deref()),
         sandkeep_ward_microvm::check_host(qemu.as_deref(), kernel.as_deref())
     );
     let kvm = sandkeep_ward_microvm::kvm_offered().is_ok();
     let mut report = examine(&config, memory, gvisor, microvm, kvm);
+    report.host.insert(0, server(&served));
     report.host.push(network::check().await);
+    report.host.push(network::registries(&config.network).await);
     if output.json {
         output.json(&report)?;
     } else {
         show(output, &report)?;
     }
     Ok(u8::from(!report.ready))
+}
+
+/// What a setting names. The flags of this command are few; the variable of the server counts, too.
+fn named(setting: &Option<PathBuf>, variable: &str) -> Option<PathBuf> {
+    setting
+        .clone()
+        .or_else(|| env::var_os(variable).map(PathBuf::from))
 }
 
 fn examine(
@@ -173,6 +192,24 @@ fn host_checks(config: &Config) -> Vec<Check> {
     .into_iter()
     .chain(storage(config))
     .collect()
+}
+
+fn server(served: &[Running]) -> Check {
+    const NAME: &str = "server";
+    let shown: Vec<String> = served
+        .iter()
+        .map(|one| match &one.state {
+            Some(state) => format!("pid {} serves {}", one.pid, state.display()),
+            None => format!(
+                "pid {} (run the doctor as root to see what it serves)",
+                one.pid
+            ),
+        })
+        .collect();
+    match served {
+        [] => Check::ok(NAME, "none runs"),
+        _ => Check::ok(NAME, shown.join(", ")),
+    }
 }
 
 fn btrfs_kernel(file_systems: &str) -> Check {

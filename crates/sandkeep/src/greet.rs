@@ -5,6 +5,7 @@ use std::{
     path::Path,
 };
 
+use sandkeep_moat::policy::Profile;
 use sandkeep_model::{Isolation, Secret};
 
 /// The address a client on this machine uses.
@@ -48,33 +49,57 @@ impl KeyShown<'_> {
     }
 }
 
+/// How clients reach a server with TLS of its own.
+#[derive(Debug)]
+pub struct Encrypted<'a> {
+    /// With the port, where it is no usual one.
+    pub domain: &'a str,
+    /// What clients must be told to trust.
+    pub authority: Option<&'a Path>,
+    /// Whether names below the domain are found on this machine.
+    pub resolves: bool,
+}
+
+/// Whether names below the domain lead anywhere from here.
+pub async fn resolves(domain: &str) -> bool {
+    let (name, port) = domain.split_once(':').unwrap_or((domain, "443"));
+    let port = port.parse().unwrap_or(443);
+    tokio::net::lookup_host((format!("api.{name}"), port))
+        .await
+        .is_ok()
+}
+
 /// URL, key and a first example, ready to be pasted.
-pub fn greeting(
-    listen: SocketAddr,
-    key: &KeyShown<'_>,
-    program: &str,
-    level: Option<Isolation>,
-) -> String {
-    let url = local_url(listen);
-    let key = key.in_shell();
-    let level = level.map_or_else(
-        || "No isolation level works here: `sandkeep doctor` tells why.".to_owned(),
-        |level| {
-            format!(
-                "Sandboxes are isolated at level {level} unless a create names another \
-                 (settings isolation_default, isolation_minimum)."
-            )
-        },
-    );
-    format!(
-        "
-Sandkeep is ready at {url}
+#[derive(Debug)]
+pub struct Greeting<'a> {
+    pub listen: SocketAddr,
+    pub key: &'a KeyShown<'a>,
+    pub program: &'a str,
+    pub level: Option<Isolation>,
+    /// What sandboxes reach whose create says nothing.
+    pub network: Profile,
+    pub encrypted: Option<Encrypted<'a>>,
+}
+
+impl Greeting<'_> {
+    pub fn text(&self) -> String {
+        let url = local_url(self.listen);
+        let key = self.key.in_shell();
+        let program = self.program;
+        let shown = match &self.encrypted {
+            Some(encrypted) => format!("https://{}", encrypted.domain),
+            None => url.clone(),
+        };
+        let (level, network, address) = (self.level(), self.network(), self.address(&url));
+        format!(
+            "
+Sandkeep is ready at {shown}
 {level}
+{network}
 
   In another terminal (pip install e2b, or npm install e2b):
 
-    export E2B_API_URL={url} E2B_SANDBOX_URL={url}
-    export E2B_API_KEY={key}
+{address}    export E2B_API_KEY={key}
 
   Then, in Python:
 
@@ -87,9 +112,60 @@ Sandkeep is ready at {url}
     export SANDKEEP_URL={url} SANDKEEP_API_KEY={key}
     {program} run -- echo hello
 
-Ctrl-C stops the server; boxes go on running and are found again at the next start.
+Ctrl-C stops the server; sandboxes keep running and are found again at the next start.
 "
-    )
+        )
+    }
+
+    fn level(&self) -> String {
+        match self.level {
+            None => "No isolation level works here: `sandkeep doctor` tells why.".to_owned(),
+            Some(level) => format!(
+                "Sandboxes are isolated at level {level} unless a create names another \
+                 (settings isolation_default, isolation_minimum)."
+            ),
+        }
+    }
+
+    fn network(&self) -> String {
+        let reached = match self.network {
+            Profile::AirGapped => "nothing on the network",
+            Profile::PackageRegistries => "the package registries of this host",
+            Profile::Open => "everything public, as at E2B",
+        };
+        let change = match self.network {
+            Profile::Open => "--network-default deny keeps them in",
+            _ => "--network-default open is E2B's own default",
+        };
+        format!("A plain Sandbox.create() reaches {reached}, from every SDK; {change}.")
+    }
+
+    /// The lines that tell a client where the server is.
+    fn address(&self, url: &str) -> String {
+        let Some(encrypted) = &self.encrypted else {
+            let port = self.listen.port();
+            return format!(
+                "    export E2B_API_URL={url} E2B_SANDBOX_URL={url}\n    export E2B_DOMAIN=localhost:{port}\n"
+            );
+        };
+        let mut lines = String::new();
+        if !encrypted.resolves {
+            let name = encrypted.domain.split(':').next().unwrap_or_default();
+            let help = if name.ends_with(".localhost") {
+                "`sudo apt install libnss-myhostname` makes this machine find them".to_owned()
+            } else {
+                format!("point *.{name} at this server in your DNS")
+            };
+            lines += &format!("    # names below {name} are not found here yet: {help}\n");
+        }
+        if let Some(file) = encrypted.authority {
+            let file = file.display();
+            lines += &format!(
+                "    sudo cat {file} > sandkeep-ca.pem\n    export SSL_CERT_FILE=$PWD/sandkeep-ca.pem NODE_EXTRA_CA_CERTS=$PWD/sandkeep-ca.pem\n"
+            );
+        }
+        lines + &format!("    export E2B_DOMAIN={}\n", encrypted.domain)
+    }
 }
 
 /// What an operator must know who opens the server to the network.
@@ -97,7 +173,7 @@ pub fn exposure_warning(listen: SocketAddr) -> Option<String> {
     (!listen.ip().is_loopback()).then(|| {
         format!(
             "listening on {listen}: whoever reaches this address and has the key runs code in boxes on this machine, \
-             and the key travels unencrypted; put a TLS proxy in front, or listen on 127.0.0.1"
+             and the key travels unencrypted; give it a certificate with --tls-cert and --tls-key, or listen on 127.0.0.1"
         )
     })
 }
@@ -106,22 +182,53 @@ pub fn exposure_warning(listen: SocketAddr) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn plain<'a>(key: &'a KeyShown<'a>) -> Greeting<'a> {
+        Greeting {
+            listen: "127.0.0.1:3000".parse().unwrap(),
+            key,
+            program: "/opt/sandkeep",
+            level: Some(Isolation::Gvisor),
+            network: Profile::AirGapped,
+            encrypted: None,
+        }
+    }
+
+    #[test]
+    fn with_tls_the_domain_and_what_to_trust_are_all_a_client_needs() {
+        let key = KeyShown::Text(&Secret::new("e2b_00ff"));
+        let mut greeting = plain(&key);
+        greeting.encrypted = Some(Encrypted {
+            domain: "boxes.localhost:3000",
+            authority: Some(Path::new("/state/ca.pem")),
+            resolves: false,
+        });
+        let text = greeting.text();
+        for piece in [
+            "ready at https://boxes.localhost:3000",
+            "export E2B_DOMAIN=boxes.localhost:3000",
+            "sudo cat /state/ca.pem > sandkeep-ca.pem",
+            "SSL_CERT_FILE=$PWD/sandkeep-ca.pem NODE_EXTRA_CA_CERTS=$PWD/sandkeep-ca.pem",
+            "libnss-myhostname",
+        ] {
+            assert!(text.contains(piece), "{piece} is missing in:\n{text}");
+        }
+        assert!(!text.contains("E2B_API_URL"), "{text}");
+    }
+
     #[test]
     fn holds_what_the_example_needs() {
-        let text = greeting(
-            "127.0.0.1:3000".parse().unwrap(),
-            &KeyShown::Text(&Secret::new("e2b_00ff")),
-            "/opt/sandkeep",
-            Some(Isolation::Gvisor),
-        );
+        let text = plain(&KeyShown::Text(&Secret::new("e2b_00ff"))).text();
         for piece in [
             "http://127.0.0.1:3000",
             "E2B_API_URL=http://127.0.0.1:3000",
             "E2B_SANDBOX_URL=http://127.0.0.1:3000",
+            "E2B_DOMAIN=localhost:3000",
             "E2B_API_KEY=e2b_00ff",
             "from e2b import Sandbox",
             "/opt/sandkeep run -- echo hello",
             "isolated at level gvisor",
+            "reaches nothing on the network",
+            "--network-default open",
         ] {
             assert!(text.contains(piece), "{piece} is missing in:\n{text}");
         }
@@ -130,7 +237,7 @@ mod tests {
     #[test]
     fn a_log_file_does_not_get_the_key() {
         let shown = KeyShown::File(Path::new("/state/api-key"));
-        let text = greeting("127.0.0.1:3000".parse().unwrap(), &shown, "sandkeep", None);
+        let text = plain(&shown).text();
         assert!(
             text.contains("SANDKEEP_API_KEY=$(sudo cat /state/api-key)"),
             "{text}"

@@ -2,6 +2,7 @@
 
 mod args;
 mod auto_rule;
+mod backup;
 mod budget;
 mod cli;
 mod config;
@@ -12,19 +13,28 @@ mod greet;
 mod init;
 mod listed;
 mod logging;
+mod meters;
 mod network;
 mod notify;
+mod operator_args;
 mod quantity;
+mod reset;
+mod running;
 mod serve;
 mod state;
 mod storage;
 mod strangers;
 mod template_args;
 mod time_args;
+mod tls;
+mod uninstall;
 mod verify_args;
 mod worded;
 
-use std::{io, process::ExitCode};
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
@@ -50,10 +60,14 @@ fn main() -> ExitCode {
     {
         return sandkeep_vault::disk_reader_main();
     }
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| wrong_usage(&error));
     if let Command::Completions { shell } = cli.command {
-        clap_complete::generate(shell, &mut Cli::command(), "sandkeep", &mut io::stdout());
-        return ExitCode::SUCCESS;
+        let mut text = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "sandkeep", &mut text);
+        return match io::stdout().write_all(&text) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+            _ => ExitCode::SUCCESS,
+        };
     }
     if matches!(cli.command, Command::Serve(_))
         && let Err(error) = sandkeep_host::proc::close_all_on_exec()
@@ -88,12 +102,38 @@ fn main() -> ExitCode {
     }
 }
 
+/// As clap says it; with what it cannot know: the command for a sandbox stands after `--`.
+fn wrong_usage(error: &clap::Error) -> ! {
+    let mut words = std::env::args()
+        .skip(1)
+        .filter(|word| !word.starts_with('-'));
+    let runs = words
+        .next()
+        .filter(|word| matches!(word.as_str(), "exec" | "run"));
+    if let (Some(command), clap::error::ErrorKind::UnknownArgument) = (runs, error.kind()) {
+        let sandbox = match command.as_str() {
+            "exec" => " SANDBOX",
+            _ => "",
+        };
+        // The message of clap comes after it, and the code is its, too.
+        let _ = writeln!(
+            io::stderr().lock(),
+            "hint: put the command after `--`: sandkeep {command}{sandbox} -- COMMAND"
+        );
+    }
+    error.exit()
+}
+
 async fn dispatch(cli: Cli) -> anyhow::Result<u8> {
     let output = cli::output::Output::new(&cli.global);
     match cli.command {
         Command::Serve(args) => Box::pin(serve::serve(*args)).await,
         Command::Init(args) => init::init(output, &args).await,
         Command::Doctor(args) => doctor::doctor(output, &args).await,
+        Command::Uninstall(args) => uninstall::uninstall(output, &args),
+        Command::Backup(args) => backup::backup(output, &args).await,
+        Command::Restore(args) => backup::restore(output, &args),
+        Command::Key(command) => state::key(output, &command),
         Command::Storage(command) => storage::storage(output, command).await,
         Command::Template(command) => cli::template::template(&cli.global, command).await,
         Command::Audit(AuditArgs {

@@ -6,10 +6,8 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
-use metrics_exporter_prometheus::PrometheusBuilder;
 use sandkeep_api::ApiState;
 use sandkeep_audit::{Audit, AuditConfig};
 use sandkeep_gateway::{Gateway, GatewayConfig};
@@ -38,7 +36,7 @@ use crate::{
     desk::Desk,
     follow::follow,
     greet::{self, KeyShown},
-    logging,
+    logging, meters,
     network::{
         Parts, Room,
         audit::Witness,
@@ -49,6 +47,7 @@ use crate::{
     },
     notify::notify,
     state::{KeySource, StateDir, require_root},
+    tls::Tls,
 };
 
 pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
@@ -64,13 +63,21 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     if source == KeySource::JustMade {
         tracing::info!(file = %config.state.join("api-key").display(), "an API key was made");
     }
+    if source == KeySource::Environment {
+        tracing::info!(
+            file = %config.state.join("api-key").display(),
+            "the API key is the one of SANDKEEP_API_KEY; the file is not read"
+        );
+    }
     let budget = share_out(config.max_connections);
     // Before the boxes are looked after: an address in use should fail at once.
     let listener = bind(&config).await?;
+    let tls = match &config.tls {
+        Some(settings) => Some(Tls::open(settings, &config.state)?),
+        None => None,
+    };
     let stop = StopSignals::watch()?;
-    let metrics = PrometheusBuilder::new()
-        .install_recorder()
-        .map_err(|error| Error::internal(format!("starting the metrics: {error}")))?;
+    let metrics = meters::install()?;
 
     let secrets = secrets::open(&config.state, config.secrets_key_command.as_deref()).await?;
     let audit = open_audit(&config).await?;
@@ -104,23 +111,17 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         async move { tokio::join!(witness.sum_up(), identities.upkeep(key_age)) }
     });
     let sweep = tokio::spawn(secrets::sweep(Arc::clone(&secrets), keeper.clone()));
-    let upkeep = tokio::spawn({
-        let metrics = metrics.clone();
-        async move {
-            let mut interval = tokio::time::interval(Duration::from_secs(5));
-            loop {
-                interval.tick().await;
-                metrics.run_upkeep();
-            }
-        }
-    });
+    let upkeep = tokio::spawn(meters::upkeep(metrics.clone(), audit.clone()));
     let mut api = ApiState::new(
         keeper.clone(),
         key.clone(),
         Arc::new(move || metrics.render()),
         env!("CARGO_PKG_VERSION"),
     );
-    api.domain.clone_from(&config.domain);
+    let listen = listener.local_addr()?;
+    let domain = shown_domain(&config, listen.port());
+    api.domain.clone_from(&domain);
+    api.port = Some(listen.port());
     api.profiles = profiles;
     api.secrets = Some(secrets);
     api.issuer = Some(issuer);
@@ -139,12 +140,14 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
         api: sandkeep_api::router(api),
         max_connections: budget.api_connections,
         key: key.clone(),
+        tls: tls.clone(),
     };
 
-    let listen = listener.local_addr()?;
     state.announce(listen)?;
     tracing::info!(%listen, state = %config.state.display(), "ready");
-    if let Some(warning) = greet::exposure_warning(listen) {
+    if let Some(warning) = greet::exposure_warning(listen)
+        && tls.is_none()
+    {
         tracing::warn!("{warning}");
     }
     notify("READY=1");
@@ -158,7 +161,23 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
             KeySource::Environment => KeyShown::Environment,
             KeySource::File | KeySource::JustMade => KeyShown::File(&key_file),
         };
-        let text = greet::greeting(listen, &shown, &greet::program(), level);
+        let encrypted = match (&tls, &domain) {
+            (Some(tls), Some(domain)) => Some(greet::Encrypted {
+                domain,
+                authority: tls.authority.as_deref(),
+                resolves: greet::resolves(domain).await,
+            }),
+            _ => None,
+        };
+        let greeting = greet::Greeting {
+            listen,
+            key: &shown,
+            program: &greet::program(),
+            level,
+            network: config.network.standing,
+            encrypted,
+        };
+        let text = greeting.text();
         let _ = stdout.write_all(text.as_bytes());
         let _ = stdout.flush();
     }
@@ -184,6 +203,16 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     }
     drop((state, lane));
     Ok(0)
+}
+
+/// The domain as clients write it. Behind a proxy the proxy's port counts, which is not known
+/// here, so it is part of the setting where it is no usual one.
+fn shown_domain(config: &Config, port: u16) -> Option<String> {
+    let domain = config.domain.as_ref()?;
+    if config.tls.is_some() && port != 443 && !domain.contains(':') {
+        return Some(format!("{domain}:{port}"));
+    }
+    Some(domain.clone())
 }
 
 async fn open_audit(config: &Config) -> Result<Audit> {
@@ -231,10 +260,10 @@ async fn open_keeper(
         agent.clone(),
         config.keeper.max_boxes,
     ))?;
-    let gvisor = GvisorWard::new(GvisorWardConfig::new(
-        state.path().join("ward-gvisor"),
-        agent.clone(),
-    ))?;
+    let gvisor = GvisorWard::new(GvisorWardConfig {
+        runsc: config.runsc.clone(),
+        ..GvisorWardConfig::new(state.path().join("ward-gvisor"), agent.clone())
+    })?;
     let machines = if vault.is_read_only() {
         // Nothing can be made there until it is repaired; those that run need it not.
         state.path().join("ward-microvm-machines")

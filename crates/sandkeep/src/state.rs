@@ -14,8 +14,10 @@ use rustix::fs::FlockOperation;
 use sandkeep_model::{API_KEY_PREFIX, Code, Error, Result, Secret};
 use sha2::{Digest, Sha256};
 
+use crate::{args::KeyCommand, cli::output::Output, config::Config};
+
 const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sandkeep-agent"));
-const LOCK_FILE: &str = "server.lock";
+pub const LOCK_FILE: &str = "server.lock";
 /// A server that was killed may have been about to start a program. That child holds what the server had
 /// open, the lock as well, until it has become the program.
 const HALF_BORN: Duration = Duration::from_secs(5);
@@ -118,6 +120,54 @@ impl StateDir {
         }
         Ok(path)
     }
+}
+
+/// Whether a server keeps its things there.
+pub fn is_state(path: &Path) -> bool {
+    let has = |name: &str| path.join(name).exists();
+    path.parent().is_some() && has(LOCK_FILE) && (has(KEY_FILE) || has("pool.img") || has("pool"))
+}
+
+/// The process that holds a state directory, if one does.
+pub fn holder_of(state: &Path) -> Option<i32> {
+    let mut file = File::open(state.join(LOCK_FILE)).ok()?;
+    let taken = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+    if taken != Err(rustix::io::Errno::WOULDBLOCK) {
+        return None;
+    }
+    holder(&mut file).parse().ok()
+}
+
+/// `key rotate`: another key in the place of the one of the file.
+pub fn key(output: Output, command: &KeyCommand) -> anyhow::Result<u8> {
+    let KeyCommand::Rotate { place } = command;
+    let config = Config::load(place.settings(), None)?;
+    require_root("key rotate")?;
+    let state = &config.state;
+    if !is_state(state) {
+        return Err(Error::not_found(format!(
+            "{} is not the state directory of a Sandkeep server",
+            state.display()
+        ))
+        .hint("name it: sandkeep key rotate --state DIR")
+        .into());
+    }
+    let path = state.join(KEY_FILE);
+    let key = new_key();
+    write_new(&path, format!("{}\n", key.expose()).as_bytes(), 0o600)?;
+    // On standard output nothing but where it is: what is printed stays in logs.
+    if output.json {
+        output.json(&serde_json::json!({ "file": path }))?;
+    } else {
+        output.line(&path.display().to_string())?;
+        output.note(
+            "the new key is in this file; the old one counts until the server is restarted, sandboxes go on meanwhile",
+        )?;
+        output.note(
+            "a server that is started with SANDKEEP_API_KEY set uses that one, and not the file",
+        )?;
+    }
+    Ok(0)
 }
 
 /// Where the server is reached that holds a state directory, once it serves. Only true while

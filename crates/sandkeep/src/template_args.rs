@@ -77,9 +77,10 @@ pub enum TemplateCommand {
         #[command(flatten)]
         place: Place,
     },
-    /// Remove a template; boxes made from it live on
+    /// Remove templates; sandboxes made from them live on
     Rm {
-        name: TemplateName,
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<TemplateName>,
         #[command(flatten)]
         place: Place,
     },

@@ -46,7 +46,7 @@ pub enum TimeCommand {
         /// Id of the box, or the beginning of it
         #[arg(value_name = "BOX")]
         sandbox: String,
-        /// When it ends by itself [default: the time it was made with]
+        /// When it ends by itself [default: the time it was given last]
         #[arg(long, value_name = "SPAN")]
         timeout: Option<Span>,
         /// Start cold from its files
@@ -79,8 +79,8 @@ pub enum TimeCommand {
         /// How many
         #[arg(short = 'n', long, default_value_t = 1)]
         count: u32,
-        /// As it was at this point, by id or name
-        #[arg(long, value_name = "POINT")]
+        /// As it was at this snapshot: its id, its name, or SANDBOX:NAME
+        #[arg(long, value_name = "SNAPSHOT")]
         at: Option<String>,
         /// Refuse when they can not go on with memory, in place of a warning
         #[arg(long)]
@@ -91,9 +91,12 @@ pub enum TimeCommand {
         /// Id of the box, or the beginning of it
         #[arg(value_name = "BOX")]
         sandbox: String,
-        /// Id or name of the point
-        #[arg(value_name = "POINT")]
+        /// The snapshot: its id, its name, or SANDBOX:NAME
+        #[arg(value_name = "SNAPSHOT")]
         to: String,
+        /// Take a snapshot of another sandbox, too: this one then becomes what that one was
+        #[arg(long)]
+        foreign: bool,
     },
     /// Draw the points of a box as a tree
     Timeline {
@@ -116,9 +119,9 @@ pub enum TimeCommand {
     Points(PointsCommand),
     /// Files that changed from one point to another
     Diff {
-        /// Id or name of the point before
+        /// The snapshot before: its id, SANDBOX:NAME, or a name that only one sandbox has
         before: String,
-        /// Id or name of the point after
+        /// The snapshot after; a name is first looked up in the sandbox of the one before
         after: String,
         /// Show what changed in text files
         #[arg(long)]
@@ -136,7 +139,7 @@ pub enum PointsCommand {
     /// Write a point into one file, to be imported on another machine
     #[command(after_help = EXPORT_EXAMPLES)]
     Export {
-        /// Id or name of the point
+        /// The snapshot: its id, SANDBOX:NAME, or a name that only one sandbox has
         point: String,
         /// Where to; standard output when left out or -
         #[arg(value_name = "FILE")]
@@ -156,21 +159,21 @@ pub enum PointsCommand {
     Key,
     /// Give a point a name; one with a name is never removed by a rule
     Name {
-        /// Id of the point, or a name that no other has
+        /// The snapshot: its id, or a name or SANDBOX:NAME that no other has
         point: String,
         /// The name; none takes it away
         name: Option<String>,
     },
     /// Give a point tags, in place of those it has; `keep` keeps it
     Tag {
-        /// Id of the point, or a name that no other has
+        /// The snapshot: its id, or a name or SANDBOX:NAME that no other has
         point: String,
         /// The tags; none takes them away
         tags: Vec<String>,
     },
     /// Delete points; what was made from them stays
     Rm {
-        /// The points, by id or by a name that no other has
+        /// The snapshots: their ids, or names or SANDBOX:NAME that no other has
         #[arg(value_name = "POINT", required = true)]
         points: Vec<String>,
     },

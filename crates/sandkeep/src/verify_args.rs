@@ -63,6 +63,9 @@ pub struct VerifyArgs {
     /// Directory with the kernel of machines, for the isolation level microvm
     #[arg(long, env = "SANDKEEP_MICROVM_KERNEL", value_name = "DIR")]
     pub microvm_kernel: Option<PathBuf>,
+    /// The runsc for the isolation level gvisor
+    #[arg(long, env = "SANDKEEP_RUNSC", value_name = "FILE")]
+    pub runsc: Option<PathBuf>,
 }
 
 impl VerifyArgs {
@@ -77,6 +80,7 @@ impl VerifyArgs {
             self_test: self.self_test,
             colour: Output::new(global).colour(),
             microvm_kernel: self.microvm_kernel.as_deref().map(absolute),
+            runsc: self.runsc.as_deref().map(absolute),
             version: env!("CARGO_PKG_VERSION"),
         })
     }

@@ -49,6 +49,15 @@ test('internet is open when asked for, and what is private stays closed', () =>
       await refused(box, '10.1.2.3', 443)
       await refused(box, '169.254.170.2', 443)
     },
+    { network: { allowOut: ['0.0.0.0/0'] } },
+  ))
+
+test('a plain create reaches the same whether internet access is left out or true', () =>
+  withBox(
+    async (box) => {
+      await refused(box, '192.0.2.1', 443)
+      assert.equal((await detail(box)).allowInternetAccess, false)
+    },
     { allowInternetAccess: true },
   ))
 

@@ -38,11 +38,19 @@ def test_no_internet_is_kept(server, make):
 
 
 def test_internet_is_open_when_asked_for(server, make):
-    box = make(allow_internet_access=True)
+    box = make(network={"allow_out": [ALL_TRAFFIC]})
     assert detail(server, box)["allowInternetAccess"] is True
     # What is private stays closed.
     assert attempt(box, "10.1.2.3", 443) in REFUSED
     assert attempt(box, "169.254.170.2", 443) in REFUSED
+
+
+@pytest.mark.parametrize("wish", [{}, {"allow_internet_access": True}], ids=["left out", "true"])
+def test_a_plain_create_reaches_the_same_whichever_generation_of_the_sdk_asks(server, make, wish):
+    """SDKs up to 2.45 send `allow_internet_access: true` by themselves, later ones leave it out."""
+    box = make(**wish)
+    assert attempt(box, "192.0.2.1", 443) in REFUSED
+    assert detail(server, box)["allowInternetAccess"] is False
 
 
 def test_names_are_allowed_out_of_a_closed_box(server, make):

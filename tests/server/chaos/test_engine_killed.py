@@ -309,3 +309,68 @@ def test_a_server_waited_for_what_a_killed_criu_had_left(tiny, worker_lives):
         assert left.wait(timeout=30) == -signal.SIGKILL
         # What CRIU was in the middle of when it was killed may be broken; it is not waited for.
         wait_for(lambda: box.info()["state"] != "pausing", "it is on one side", limit=30)
+
+
+def stopped_trial(server, caller):
+    """The `criu restore` of this server that tries an image, standing still; who started it, and their cgroup.
+    None when whoever asked for it was answered before it was seen: it takes a tenth of a second."""
+    while caller.is_alive():
+        for pid in engine_processes(server, "container"):
+            with contextlib.suppress(OSError):
+                if b"restore" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    os.kill(pid, signal.SIGSTOP)
+                    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+                    return pid, parent(pid), next(path for line in lines if "/sandkeep." in (path := line.split(":", 2)[2]))
+    return None
+
+
+def nothing_is_left(server, path, dirs):
+    wait_for(lambda: not in_cgroup(path), "nothing of the trial runs", 20)
+    wait_for(lambda: not list(Path("/sys/fs/cgroup").glob(f"*{path}")), "its cgroups are gone", 20)
+    wait_for(lambda: {entry.name for entry in (server.state / "ward-container").iterdir()} <= dirs, "nor is its directory there", 20)
+    staging = server.state / "pool" / "staging"
+    wait_for(lambda: len(list(staging.iterdir())) <= 2, "nor its disk", 20)
+
+
+@pytest.mark.parametrize("route, body", [("pause", {}), ("points", {"memory": True})])
+@pytest.mark.parametrize("who", ["server", "server and worker", "worker", "criu"])
+def test_a_trial_outlived_who_began_it(tiny, who, route, body):
+    """What comes back for a trial never runs, whoever is killed over it, and the sandbox goes on."""
+    with Box(tiny, isolation="container", timeout_seconds=1800) as box:
+        assert box.root(COUNTER).ok and box.root(ASK).out == "1\n"
+        dirs = {entry.name for entry in (tiny.state / "ward-container").iterdir()}
+        answered = []
+
+        def act():
+            with contextlib.suppress(Refused, OSError, urllib.error.URLError, ValueError):
+                answered.append(tiny.json("POST", f"{box.path}/{route}", body, timeout=120))
+
+        for _ in range(20):
+            caller = threading.Thread(target=act)
+            caller.start()
+            if hit := stopped_trial(tiny, caller):
+                break
+            answered.clear()
+            if route == "pause":
+                tiny.json("POST", box.path + "/resume", {"timeout_seconds": 1800}, timeout=120)
+        criu, worker, path = hit
+        if "server" in who:
+            tiny.kill_hard()
+        if "worker" in who:
+            os.kill(worker, signal.SIGKILL)
+        if who == "criu":
+            os.kill(criu, signal.SIGKILL)
+        caller.join()
+        if "server" in who:
+            tiny.start()
+        nothing_is_left(tiny, path, dirs)
+        if box.info()["state"] == "paused":
+            pause = box.info()["pause"]
+            # A trial that was killed is no proof; one that was tried again is.
+            assert (pause["mode"], bool(pause["why"])) == (("ram", True) if who == "criu" else ("disk", False)), pause
+            tiny.json("POST", box.path + "/resume", {"timeout_seconds": 1800}, timeout=120)
+        elif who == "criu":
+            assert not answered, "a memory that was not proved counts as one"
+        assert box.root(ASK).out == "2\n", "the same process"
+        for point in tiny.json("GET", box.path + "/points")["points"]:
+            tiny.json("DELETE", f"/v1/points/{point['id']}")

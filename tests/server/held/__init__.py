@@ -167,6 +167,6 @@ START = (
 )
 ASK = "timeout 90 bash -c 'until [ -p /root/answer ]; do sleep 0.1; done; echo x > /root/ask; cat /root/answer'"
 
-from . import files, kernel, processes, sockets  # noqa: E402
+from . import files, kernel, processes, sockets, watches  # noqa: E402
 
-ALL = {**sockets.TCP, **sockets.OTHERS, **files.MEMFDS, **files.TREES, **kernel.KERNEL, **processes.PROCESSES}
+ALL = {**sockets.TCP, **sockets.OTHERS, **files.MEMFDS, **files.TREES, **kernel.KERNEL, **processes.PROCESSES, **watches.WATCHES}

@@ -6,6 +6,7 @@ import pytest
 from boxkit import Box
 from held import ALL, ASK, HARNESS, START
 from held.expected import WAKES
+from sandkeep_server import Refused
 
 
 def asked(box):
@@ -77,3 +78,59 @@ def test_a_sandbox_that_takes_long_to_wake_was_lost(server):
         assert paused["mode"] == "disk", paused
         server.json("POST", box.path + "/resume", {}, timeout=400)
         assert box.root("pgrep -fc many.py").out.split()[0] >= "620"
+
+
+def test_what_does_not_come_back_was_kept_in_points_and_forks(server):
+    """The same memory in a point that was asked for, in a copy and at a rollback: it is told in words that there is
+    none, or refused where it was asked for, and the sandbox goes on."""
+    _, piece = ALL["inotify_of_nothing_with_flags"]
+    box = begin(server, piece)
+    try:
+        point = server.json("POST", box.path + "/points", {}, timeout=120)
+        assert not point["memory"] and "inotify" in point["why_disk_only"], point
+        said = [asked(box)]
+        for route, body in (("points", {"memory": True}), ("fork", {"count": 1, "memory": True})):
+            with pytest.raises(Refused) as refused:
+                server.json("POST", f"{box.path}/{route}", body, timeout=120)
+            assert refused.value.error["code"] == "not_enforceable", refused.value.error
+            assert "inotify" in refused.value.error["message"], refused.value.error
+            said.append(asked(box))
+        forked = server.json("POST", box.path + "/fork", {"count": 2}, timeout=120)["forks"]
+        said.append(asked(box))
+        for fork in forked:
+            assert not fork["memory"] and "inotify" in fork["why"], fork
+            with Box.known(server, fork["sandbox"]["id"]) as copy:
+                assert copy.root("echo up").out == "up\n"
+        # The same process all along.
+        assert said == [f"{count} well" for count in range(2, 6)], said
+        server.json("POST", box.path + "/rollback", {"to": point["id"]}, timeout=120)
+        assert box.root("cat /root/what").out == "held"
+        server.json("DELETE", f"/v1/points/{point['id']}")
+    finally:
+        box.kill()
+
+
+UNPRINTABLE = r"""
+at = b'/root/\x1b[31m\xff\xe2\x80\xae' + b'x' * 60
+held = socket.socket(socket.AF_UNIX)
+held.bind(at)
+held.listen()
+os.unlink(at)
+os.mkdir(at)
+check = lambda: True
+"""
+
+
+def test_names_of_files_wrote_to_terminals_from_the_reason_of_a_pause(server):
+    """A sandbox chooses the names of its files. They are in `pause.why`, and in what the command line prints."""
+    box = begin(server, UNPRINTABLE)
+    try:
+        why = server.json("POST", box.path + "/pause", {}, timeout=120)["pause"]["why"]
+        server.json("POST", box.path + "/resume", {"timeout_seconds": 600}, timeout=120)
+        point = server.json("POST", box.path + "/points", {}, timeout=120)
+        server.json("DELETE", f"/v1/points/{point['id']}")
+        for said in (why, point["why_disk_only"]):
+            assert said.isprintable() and len(said.encode()) <= 2000, repr(said)
+            assert "/root/\\u{1b}[31m\\xff\\u{202e}xx" in said, said
+    finally:
+        box.kill()

@@ -25,25 +25,42 @@ pub(crate) fn describe(path: &Path, names: &Names) -> io::Result<EntryInfo> {
         name: base_name(path),
         file_type: file_type(meta.mode()),
         path: path.to_string_lossy().into_owned(),
-        size: i64::try_from(meta.len()).unwrap_or(i64::MAX),
+        size: i64::try_from(size(&meta)).unwrap_or(i64::MAX),
         mode: meta.mode() & 0o777,
         permissions: permissions(meta.mode()),
         owner: names.user(meta.uid()),
         group: names.group(meta.gid()),
         modified_time: Some(modified(&meta)),
         symlink_target: None,
+        is_symlink: false,
         metadata: metadata::read(path),
     };
     if meta.is_symlink() {
-        // A link is described by what it leads to; one that leads nowhere has
-        // no type.
+        // A link is described by what it leads to; one that leads nowhere is just a link. Clients
+        // leave out of a list what has no type.
         let target = std::fs::metadata(path).ok();
+        entry.is_symlink = target.is_none();
         let mode = target.map_or(0, |target| target.mode());
-        entry.file_type = file_type(mode);
+        entry.file_type = if entry.is_symlink {
+            FileType::Symlink
+        } else {
+            file_type(mode)
+        };
         entry.mode = mode & 0o777;
         entry.symlink_target = Some(link_target(path));
     }
     Ok(entry)
+}
+
+/// What a directory takes is a matter of its file system, and 0 for an empty one on btrfs. Clients
+/// know whole blocks.
+fn size(meta: &Metadata) -> u64 {
+    const BLOCK: u64 = 4096;
+    if meta.is_dir() {
+        meta.len().max(1).next_multiple_of(BLOCK)
+    } else {
+        meta.len()
+    }
 }
 
 /// The last component, or the path itself for `/`.
@@ -158,12 +175,14 @@ mod tests {
 
         for (name, leads_to) in [("dangling", "second"), ("loop", "loop")] {
             let entry = describe(&root.join(name), &names).expect("entry");
-            assert_eq!(entry.file_type, FileType::Unspecified);
+            assert_eq!(entry.file_type, FileType::Symlink);
+            assert!(entry.is_symlink);
             let target = root.join(leads_to).to_string_lossy().into_owned();
             assert_eq!(entry.symlink_target, Some(target));
         }
         let file = describe(&root.join("file"), &names).expect("file");
         assert_eq!((file.name.as_str(), file.size), ("file", 5));
         assert_eq!(file.symlink_target, None);
+        assert!(!file.is_symlink && !link.is_symlink);
     }
 }

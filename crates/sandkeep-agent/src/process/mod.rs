@@ -24,7 +24,6 @@ use sandkeep_agent_api::process::{
 use tokio::time::timeout;
 
 use crate::connect::{self, RequestStream, call_timeout, error_response};
-use crate::reap::Target;
 use crate::{Body, State};
 
 pub(crate) use spawn::{Launch, StdioKind, spawn};
@@ -140,10 +139,10 @@ async fn stream_input(
 }
 
 async fn send_signal(state: State, message: SendSignalRequest) -> Result<Empty, ConnectError> {
-    let (signal, target) = match message.signal {
-        Signal::Term => (KernelSignal::TERM, Target::Process),
+    let how = match message.signal {
+        Signal::Term => Deliver::Signal(KernelSignal::TERM),
         // What a killed shell had started goes with it.
-        Signal::Kill => (KernelSignal::KILL, Target::Group),
+        Signal::Kill => Deliver::End,
         Signal::Unspecified => {
             state.processes().find_live(message.process.as_ref())?;
             return Err(ConnectError::unimplemented(
@@ -151,7 +150,7 @@ async fn send_signal(state: State, message: SendSignalRequest) -> Result<Empty, 
             ));
         }
     };
-    let process = deliver(&state, message.process.as_ref(), target, signal)?;
+    let process = deliver(&state, message.process.as_ref(), how)?;
     if message.signal == Signal::Kill {
         // Who kills a process expects it to be gone when told so.
         let _ = timeout(KILL_WAIT, process.exited()).await;
@@ -167,21 +166,29 @@ pub(crate) fn host_signal(state: &State, message: SignalRequest) -> Result<(), C
         HostSignal::Hup => KernelSignal::HUP,
     };
     let process = Selector::Pid(message.pid);
-    deliver(state, Some(&process), Target::Process, signal).map(drop)
+    deliver(state, Some(&process), Deliver::Signal(signal)).map(drop)
+}
+
+/// What a process is to get.
+#[derive(Debug, Clone, Copy)]
+enum Deliver {
+    Signal(KernelSignal),
+    /// The end, with all that it started.
+    End,
 }
 
 /// Sends a signal to a process that lives, and answers with the process.
 fn deliver(
     state: &State,
     selector: Option<&Selector>,
-    target: Target,
-    signal: KernelSignal,
+    how: Deliver,
 ) -> Result<Arc<Process>, ConnectError> {
     let process = state.processes().find_live(selector)?;
-    let sent = state
-        .reaper()
-        .signal(process.pid, target, signal)
-        .map_err(|error| ConnectError::internal(format!("cannot send the signal: {error}")))?;
+    let sent = match how {
+        Deliver::Signal(signal) => state.reaper().signal(process.pid, signal),
+        Deliver::End => state.reaper().kill(process.pid),
+    }
+    .map_err(|error| ConnectError::internal(format!("cannot send the signal: {error}")))?;
     if sent {
         return Ok(process);
     }

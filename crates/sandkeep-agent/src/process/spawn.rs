@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -68,7 +69,8 @@ pub(crate) enum Ends {
     Nothing,
 }
 
-/// Starts a process in a session of its own.
+/// Starts a process in a session of its own. One with a terminal leads it; another does not, and
+/// leads no group either: `setsid` would fork for a leader and end before its command.
 pub(crate) fn spawn(reaper: &Reaper, launch: &Launch<'_>) -> io::Result<Spawned> {
     let mut command = Command::new(&launch.config.cmd);
     command
@@ -76,11 +78,9 @@ pub(crate) fn spawn(reaper: &Reaper, launch: &Launch<'_>) -> io::Result<Spawned>
         .env_clear()
         .envs(environment(launch));
     let ends = connect_stdio(&mut command, launch)?;
-    prepare_child(&mut command, launch)?;
-    let (child, pid, exit) = reaper.spawn(&mut command)?;
+    let announced = prepare_child(&mut command, launch)?;
+    let (pid, exit) = reaper.spawn(command, announced)?;
     launch.score.give_to(pid.as_raw_nonzero().get());
-    // The reaper waits for it, and our ends of its pipes are already ours.
-    drop(child);
     Ok(Spawned { pid, exit, ends })
 }
 
@@ -149,8 +149,9 @@ fn give_to(end: OwnedFd, user: &User) -> io::Result<OwnedFd> {
     Ok(end)
 }
 
-/// Sets what the child does between fork and exec.
-fn prepare_child(command: &mut Command, launch: &Launch<'_>) -> io::Result<()> {
+/// Sets what the child does between fork and exec. Without a terminal it is a leader, which starts
+/// the program and is gone; the number of the program is written to the file.
+fn prepare_child(command: &mut Command, launch: &Launch<'_>) -> io::Result<Option<File>> {
     let groups = users::groups_of(launch.user).unwrap_or_else(|_| vec![launch.user.gid]);
     let groups: Vec<Gid> = groups.into_iter().map(Gid::from_raw).collect();
     let (uid, gid) = (
@@ -160,12 +161,19 @@ fn prepare_child(command: &mut Command, launch: &Launch<'_>) -> io::Result<()> {
     let cwd = CString::new(launch.cwd.as_os_str().as_bytes())?;
     let has_terminal = matches!(launch.stdio, StdioKind::Terminal(_));
     let (score, fence) = (launch.score, launch.fence);
+    let (announced, announce) = if has_terminal {
+        (None, None)
+    } else {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        (Some(File::from(read)), Some(write))
+    };
     let become_child = move || {
         reset_signals();
         rustix::process::setsid()?;
-        if has_terminal {
+        match &announce {
             // The null descriptors are already replaced: 0 is the terminal.
-            rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+            None => rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?,
+            Some(announce) => leave_to_a_follower(announce.as_fd())?,
         }
         score.apply();
         keep_only_stdio();
@@ -182,7 +190,25 @@ fn prepare_child(command: &mut Command, launch: &Launch<'_>) -> io::Result<()> {
     // async-signal-safe calls are allowed. Everything in the closure is a plain system call on
     // memory prepared before the fork; it neither allocates nor takes a lock.
     unsafe { command.pre_exec(become_child) };
-    Ok(())
+    Ok(announced)
+}
+
+/// Goes on as a child that leads nothing; the caller, who leads the session, writes its number and
+/// ends. The agent inherits the child.
+fn leave_to_a_follower(announce: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: a fork by system call, in a process of one thread that was forked itself: it takes no
+    // lock, and no memory is shared. All arguments but the signal are null.
+    let forked = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+    match forked {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(()),
+        pid => {
+            // Failing is noticed by who reads it.
+            let _ = rustix::io::write(announce, &(pid as i32).to_ne_bytes());
+            // SAFETY: ends this process at once and touches nothing of it.
+            unsafe { libc::_exit(0) }
+        }
+    }
 }
 
 /// What the agent or the ward ignored must not stay ignored. By system call, because the C

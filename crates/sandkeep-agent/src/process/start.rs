@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http::HeaderMap;
-use rustix::process::Signal;
 use sandkeep_agent_api::host::LogLevel;
 use sandkeep_agent_api::process::{
     Empty, EventResponse, ProcessConfig, ProcessEvent, SelectRequest, StartEvent, StartRequest,
@@ -21,7 +20,7 @@ use super::stream::{Fan, Item};
 use super::table::{Found, Process};
 use crate::State;
 use crate::connect::{FrameSink, call_timeout, keepalive_interval};
-use crate::reap::{Exit, Target};
+use crate::reap::Exit;
 use crate::users::User;
 
 /// The tag of an ended process is kept for a while, so it must be short.
@@ -259,7 +258,7 @@ async fn kill_at(deadline: Instant, state: State, process: Arc<Process>) {
         () = process.exited() => {}
         () = sleep_until(deadline) => {
             // Failing means that it has just ended.
-            let _ = state.reaper().signal(process.pid, Target::Group, Signal::KILL);
+            let _ = state.reaper().kill(process.pid);
         }
     }
 }

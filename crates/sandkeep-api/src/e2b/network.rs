@@ -7,7 +7,7 @@ use axum::extract::State;
 use http::StatusCode;
 use sandkeep_keeper::EgressWish;
 use sandkeep_moat::policy::{E2bNetwork, Policy, Standing};
-use sandkeep_model::{Error, NamedTokens, PortAccess, Result};
+use sandkeep_model::{Error, HostMask, NamedTokens, PortAccess, Result, Sandbox};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -28,6 +28,8 @@ pub(crate) struct Asked {
     headers: Vec<HostHeader>,
     /// Who may reach its ports.
     pub ports: PortAccess,
+    /// The host that its programs are asked by.
+    pub mask: Option<HostMask>,
 }
 
 /// What E2B's clients get who say nothing: their `get_host` knows no token.
@@ -44,6 +46,15 @@ impl Asked {
     }
 }
 
+/// For a create. SDKs up to 2.45 send `allow_internet_access: true` with every one, later ones leave
+/// it out: it says nothing here, so that a plain create reaches the same with each of them.
+pub(crate) fn asked_of_create(
+    network: Option<&Map<String, Value>>,
+    allow_internet_access: Option<bool>,
+) -> Result<Asked> {
+    asked(network, allow_internet_access.filter(|access| !access))
+}
+
 pub(crate) fn asked(
     network: Option<&Map<String, Value>>,
     allow_internet_access: Option<bool>,
@@ -53,9 +64,10 @@ pub(crate) fn asked(
             policy: Policy::from_e2b(None, allow_internet_access)?,
             headers: Vec::new(),
             ports: E2B_PORTS,
+            mask: None,
         });
     };
-    let mut ports = E2B_PORTS;
+    let (mut ports, mut mask) = (E2B_PORTS, None);
     let mut egress = E2bNetwork::default();
     for (name, value) in network {
         let field = format!("network.{name}");
@@ -81,6 +93,13 @@ pub(crate) fn asked(
                     }
                 }
             }
+            "maskRequestHost" => {
+                let host = serde_json::from_value(value.clone());
+                mask = Some(host.map_err(|error| {
+                    Error::invalid(&field, format!("{field} can not be read: {error}"))
+                        .hint("write a host with or without a port, e.g. localhost:${PORT}")
+                })?);
+            }
             _ => {
                 return Err(not_yet(&format!("the network setting `{name}`"))
                     .field(field)
@@ -94,6 +113,7 @@ pub(crate) fn asked(
         policy: Policy::from_e2b(Some(&egress), allow_internet_access)?,
         headers: transform::headers(egress.rules.unwrap_or_default())?,
         ports,
+        mask,
     })
 }
 
@@ -108,8 +128,17 @@ fn texts(field: &str, value: &Value) -> Result<Vec<String>> {
     })
 }
 
-/// What the SDKs show of a policy. Ports and HTTP rules have no words there.
-pub(crate) fn shown(policy: &Policy) -> Value {
+/// What the SDKs show of a sandbox's network. Ports and HTTP rules of its policy have no words there.
+pub(crate) fn of(sandbox: &Sandbox, policy: &Policy) -> Value {
+    let mut shown = shown(policy);
+    shown["allowPublicTraffic"] = (sandbox.ports == PortAccess::Public).into();
+    if let Some(mask) = &sandbox.e2b.mask_request_host {
+        shown["maskRequestHost"] = mask.as_str().into();
+    }
+    shown
+}
+
+fn shown(policy: &Policy) -> Value {
     let allow: Vec<String> = policy
         .allow
         .iter()
@@ -150,6 +179,28 @@ pub(crate) async fn put(
         }
     };
     let mut asked = asked(Some(&body), access)?;
+    // What a request leaves out it does not mean to change here.
+    for (field, is_asked, is_so) in [
+        (
+            "allowPublicTraffic",
+            body.get("allowPublicTraffic")
+                .is_some_and(Value::is_boolean),
+            asked.ports == sandbox.ports,
+        ),
+        (
+            "maskRequestHost",
+            asked.mask.is_some(),
+            asked.mask == sandbox.e2b.mask_request_host,
+        ),
+    ] {
+        if is_asked && !is_so {
+            let what =
+                format!("{field} is set when a sandbox is made, and cannot be changed later");
+            return Err(Error::invalid(field, what)
+                .hint("leave it out, or make a new sandbox with it")
+                .into());
+        }
+    }
     asked
         .policy
         .get_or_insert_with(|| state.keeper.standing_policy().clone());
@@ -207,7 +258,6 @@ mod tests {
     #[test]
     fn no_security_setting_is_dropped() {
         for (name, value) in [
-            ("maskRequestHost", json!("x")),
             ("httpsPorts", json!([443])),
             ("egressProxy", json!({"address": "p:1"})),
             ("dnsServers", json!(["1.1.1.1"])),

@@ -6,6 +6,7 @@ use axum::{Json, extract::State};
 use sandkeep_agent_api::host::{LogEntry, LogLevel};
 use sandkeep_model::{Code, Error, Result, SandboxId, Timestamp};
 use serde::Serialize;
+use serde_json::json;
 
 use super::{
     lines::{LogLine, Loudness, Wanted},
@@ -22,6 +23,8 @@ use crate::{
 /// Boxes one question may name.
 const MAX_IDS: usize = 100;
 const MAX_LINES: usize = 1000;
+/// Who writes the log of a sandbox, by the name clients know.
+const LOGGER: &str = "envd";
 
 pub(crate) async fn metrics(
     State(state): State<Shared>,
@@ -104,6 +107,13 @@ struct Entry {
     fields: BTreeMap<String, String>,
 }
 
+impl Entry {
+    /// As E2B's own logs are written; its command line parses them.
+    fn line(&self) -> String {
+        json!({"level": self.level, "logger": LOGGER, "message": self.message}).to_string()
+    }
+}
+
 impl From<LogEntry> for Entry {
     fn from(entry: LogEntry) -> Self {
         Self {
@@ -151,7 +161,7 @@ pub(crate) async fn logs_v1(
     let log_entries = entries(&wanted, read(&state, &id).await?);
     let logs = log_entries.iter().map(|entry| Line {
         timestamp: entry.timestamp,
-        line: entry.message.clone(),
+        line: entry.line(),
     });
     Ok(Json(LogsV1 {
         logs: logs.collect(),

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode};
 use sandkeep_model::{
-    Code, CreateSandbox, Error, Expiry, GoneReason, Identity, IsolationWish, LimitsWish, OnTimeout,
-    PortAccess, Result, SandboxId, State as BoxState, TimeWish, check_env, check_metadata,
+    Code, CreateSandbox, E2bSettings, Error, Expiry, GoneReason, Identity, IsolationWish,
+    LimitsWish, OnTimeout, PortAccess, Result, SandboxId, State as BoxState, TimeWish, check_env,
+    check_metadata,
 };
 use serde_json::{Value, json};
 
@@ -62,22 +63,22 @@ async fn create_any(
     state: &Shared,
     caller: Caller,
     headers: &HeaderMap,
-    request: NewSandbox,
+    mut request: NewSandbox,
     default_timeout: i64,
 ) -> Result<Created, E2bError> {
-    let asked = network::asked(request.network.as_ref(), request.allow_internet_access)?;
+    let asked = network::asked_of_create(request.network.as_ref(), request.allow_internet_access)?;
     let template = request.template_id.clone();
     let mut request = CreateSandbox {
         by: Some(caller.0),
         ports: asked.ports,
+        e2b: E2bSettings {
+            mcp: request.mcp.take().filter(|mcp| !mcp.is_null()),
+            mask_request_host: asked.mask.clone(),
+        },
         ..checked(request, headers, default_timeout)?
     };
     let wanted = TemplateRef::parse(&template)?;
-    // A snapshot has no tags but the one of every template.
-    let point = match wanted.clone().default_only() {
-        Ok(name) => state.keeper.point_as_template(&name).await?,
-        Err(_) => None,
-    };
+    let point = wanted.snapshot(state).await?;
     match point {
         Some(point) => request.time.from_point = Some(point.id),
         None => drop(wanted.existing(state).await?),
@@ -118,12 +119,14 @@ fn checked(
         env,
         metadata,
         ports: PortAccess::default(),
+        e2b: E2bSettings::default(),
         identity,
         time: TimeWish {
             from_point: None,
             auto_resume: request.auto_resume.is_some_and(|wish| wish.enabled),
             pause_files_only: request.auto_pause_memory == Some(false),
             idle_seconds: None,
+            paused_limit_seconds: None,
             points: None,
         },
         idempotency_key: idempotency_key(headers)?,
@@ -159,9 +162,6 @@ fn refuse_what_is_missing(request: &NewSandbox) -> Result<()> {
             "autoPauseMemory",
             "a sandbox that pauses without its memory can not resume by itself",
         ));
-    }
-    if request.mcp.as_ref().is_some_and(|mcp| !mcp.is_null()) {
-        return refused("mcp", "starting an MCP gateway in a sandbox");
     }
     if request
         .volume_mounts
@@ -319,7 +319,6 @@ mod tests {
     #[test]
     fn what_can_not_be_fulfilled_is_refused_in_words() {
         for (setting, field) in [
-            (r#""mcp":{"x":{}}"#, "mcp"),
             (
                 r#""volumeMounts":[{"name":"v","path":"/m"}]"#,
                 "volumeMounts",

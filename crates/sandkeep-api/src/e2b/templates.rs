@@ -6,6 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderValue, StatusCode, request::Parts};
+use sandkeep_keeper::PointUse;
 use sandkeep_model::{BuildId, Code, Error, Limits, Result, Template, TemplateName, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -304,13 +305,23 @@ pub(crate) async fn delete(
     let wanted = TemplateRef::parse(&text)?;
     let whole = wanted.tag.as_deref().is_none_or(|tag| tag == "default");
     let name = wanted.name.clone();
-    let found = match wanted.existing(&state).await {
+    let found = match wanted.clone().existing(&state).await {
         Ok(found) => found.name,
         Err(error) if error.code != Code::NotFound => return Err(error.into()),
         Err(_) => {
-            let Some(point) = state.keeper.point_called(name.as_str()).await? else {
-                return Err(Error::not_found(format!("{} was not found", shown(&text))).into());
+            let point = match wanted.as_snapshot() {
+                Some(text) => {
+                    state
+                        .keeper
+                        .named_point(&text, None, PointUse::Change)
+                        .await
+                }
+                None => Err(Error::not_found("")),
             };
+            let point = point.map_err(|error| match error.code {
+                Code::NotFound => Error::not_found(format!("{} was not found", shown(&text))),
+                _ => error,
+            })?;
             state.keeper.delete_point(&point.id).await?;
             return Ok(StatusCode::NO_CONTENT);
         }

@@ -2,10 +2,11 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use sandkeep_keeper::PointUse;
 use sandkeep_moat::policy::Policy;
 use sandkeep_model::{
-    Code, ENVD_VERSION, Error, OnTimeout, PauseMode, Result, Sample, Sandbox, State, Template,
-    TemplateName, Timestamp,
+    Code, ENVD_VERSION, Error, OnTimeout, PauseMode, Point, Result, Sample, Sandbox, SandboxId,
+    State, Template, TemplateName, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -99,7 +100,7 @@ impl SandboxBody {
             traffic_access_token: sandbox
                 .traffic_token()
                 .map(|token| token.expose().to_owned()),
-            domain: state.domain.clone(),
+            domain: state.e2b_domain(),
         }
     }
 }
@@ -183,9 +184,9 @@ impl DetailBody {
         Self {
             listed: sandbox.into(),
             envd_access_token: sandbox.access_token.expose().to_owned(),
-            domain: state.domain.clone(),
+            domain: state.e2b_domain(),
             allow_internet_access: network::internet_access(policy),
-            network: network::shown(policy),
+            network: network::of(sandbox, policy),
             lifecycle: Lifecycle {
                 auto_resume: sandbox.time.auto_resume,
                 on_timeout: sandbox.on_timeout,
@@ -267,6 +268,35 @@ impl TemplateRef {
                 format!("{} does not name a template", shown(text)),
             )
             .hint("use NAME, TEAM/NAME or NAME:TAG of a-z, 0-9, - and _")),
+        }
+    }
+
+    /// As the name of a snapshot: it has no tags but the one of every template, and
+    /// `SANDBOX:NAME` means one of one sandbox.
+    pub(crate) fn as_snapshot(&self) -> Option<String> {
+        match self.tag.as_deref() {
+            None | Some("default") => Some(self.name.to_string()),
+            Some(tag) => {
+                let of: SandboxId = self.name.as_str().parse().ok()?;
+                Some(format!("{of}:{tag}"))
+            }
+        }
+    }
+
+    /// The snapshot this means, if no template has the name.
+    pub(crate) async fn snapshot(&self, state: &ApiState) -> Result<Option<Point>> {
+        let Some(text) = self.as_snapshot() else {
+            return Ok(None);
+        };
+        match self.clone().existing(state).await {
+            Ok(_) => return Ok(None),
+            Err(error) if error.code != Code::NotFound => return Err(error),
+            Err(_) => {}
+        }
+        match state.keeper.named_point(&text, None, PointUse::Read).await {
+            Ok(point) => Ok(Some(point)),
+            Err(error) if error.code == Code::NotFound => Ok(None),
+            Err(error) => Err(error.field("templateID")),
         }
     }
 

@@ -120,7 +120,7 @@ impl From<Verdict> for VerdictView {
     }
 }
 
-/// Walks the whole log and says whether it is what was written.
+/// Checks the whole log: whether any record was changed, removed or added since it was written.
 #[utoipa::path(get, path = "/v1/audit/verify", tag = "audit", operation_id = "verify",
     responses((status = 200, body = VerdictView)))]
 pub(crate) async fn verify(State(state): State<Shared>) -> Result<Json<VerdictView>, NativeError> {

@@ -295,7 +295,7 @@ pub(crate) async fn build(
     let name = name_in(&mut parts, &state).await?;
     let (recipe, network, no_cache) = request.check()?;
     let network = match &network {
-        Some(wish) => egress(&state, wish, state.keeper.standing_policy())?,
+        Some(wish) => egress(&state, wish, state.keeper.build_policy())?,
         None => EgressWish::default(),
     };
     let wish = BuildWish {

@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderName, StatusCode, header, request::Parts};
 use sandkeep_audit::Action;
-use sandkeep_keeper::Imported;
+use sandkeep_keeper::{Imported, PointUse};
 use sandkeep_model::{Code, Error};
 use tokio::{
     runtime::Handle,
@@ -25,7 +25,7 @@ use tokio::{
 use super::{
     exec_ws::stopping,
     files::steady,
-    time::{PointView, called},
+    time::{PointView, meant},
     upload::upload,
 };
 use crate::{
@@ -56,18 +56,18 @@ fn slot() -> Result<tokio::sync::SemaphorePermit<'static>, Error> {
 ///
 /// It is signed with the key of this server, and packed while it is sent. A transfer that breaks off leaves a file that is refused.
 #[utoipa::path(get, path = "/v1/points/{id}/export", tag = "time", operation_id = "export_point",
-    params(("id" = String, Path, description = "The point, by its id or name")),
-    responses((status = 200, description = "The file", body = Vec<u8>, content_type = "application/zstd")))]
+    params(("id" = String, Path, description = "The snapshot: its id, SANDBOX:NAME, or a name that only one sandbox has")),
+    responses((status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream")))]
 pub(crate) async fn export(
     State(state): State<Shared>,
     mut parts: Parts,
 ) -> Result<Response, NativeError> {
     let text = path_part(&mut parts, &state, "id").await?;
-    let id = called(&state, "id", &text).await?;
+    let id = meant(&state, "id", &text, None, PointUse::Read).await?;
     let slot = slot()?;
     let export = state.keeper.export_point(&id).await?;
     let headers = [
-        (header::CONTENT_TYPE, "application/zstd".to_owned()),
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
         (
             header::CONTENT_DISPOSITION,
             format!("attachment; filename=\"{id}.point.tar.zst\""),
@@ -137,7 +137,7 @@ impl Write for Pieces {
 /// `container` only from servers that the operator trusts (setting `trusted_servers`).
 #[utoipa::path(post, path = "/v1/points/import", tag = "time", operation_id = "import_point",
     params(("files_only" = Option<bool>, Query, description = "Leave out its memory")),
-    request_body(content = String, content_type = "application/zstd"),
+    request_body(content = String, content_type = "application/octet-stream"),
     responses((status = 201, body = PointView)))]
 pub(crate) async fn import(
     State(state): State<Shared>,

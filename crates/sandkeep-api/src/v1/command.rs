@@ -10,6 +10,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
 };
+use serde_json::json;
 use utoipa::ToSchema;
 
 /// A week: whoever wants more can leave the time away.
@@ -49,12 +50,27 @@ impl<'de> Deserialize<'de> for Program {
     }
 }
 
+/// [`Program`], for the description.
+fn program() -> utoipa::openapi::schema::OneOfBuilder {
+    // Imported here alone: what `ToSchema` derives spells them out.
+    use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type};
+
+    let text = || ObjectBuilder::new().schema_type(Type::String);
+    OneOfBuilder::new()
+        .item(text())
+        .item(ArrayBuilder::new().items(text()))
+        .description(Some(
+            "Text is run by `bash -l -c`; a list is a program and its arguments, without a shell.",
+        ))
+        .examples([json!(["echo", "hello"])])
+}
+
 /// A command to run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExecRequest {
     /// Text is run by `bash -l -c`; a list is a program and its arguments, without a shell.
-    #[schema(value_type = Object, example = json!(["echo", "hello"]))]
+    #[schema(schema_with = program)]
     pub cmd: Program,
     /// Added to the sandbox's environment.
     #[serde(default)]
@@ -84,8 +100,14 @@ pub(crate) struct ExecRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct InteractiveRequest {
-    #[schema(value_type = Object, example = json!("bash -i -l"))]
-    pub cmd: Program,
+    /// What to run; this or `attach`.
+    #[serde(default)]
+    #[schema(schema_with = program)]
+    pub cmd: Option<Program>,
+    /// The pid of a command that runs already, as `started` or the list of processes says it.
+    /// It is listened to from now on; with it only `tty` and `detach` count.
+    #[serde(default)]
+    pub attach: Option<u32>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     #[serde(default)]
@@ -173,7 +195,12 @@ impl InteractiveRequest {
         });
         Ok(Command {
             start: StartRequest {
-                process: Some(process(self.cmd, self.env, self.cwd)?),
+                process: Some(process(
+                    self.cmd
+                        .ok_or_else(|| Error::invalid("cmd", "cmd or attach is missing"))?,
+                    self.env,
+                    self.cwd,
+                )?),
                 stdin: if pty.is_some() { None } else { Some(true) },
                 pty,
                 tag: None,

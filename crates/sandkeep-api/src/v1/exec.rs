@@ -263,6 +263,8 @@ mod tests {
                 exit: Exit {
                     exit_code: 0,
                     signal: None,
+                    why: None,
+                    refused_by_policy: 0,
                 },
             },
         ])

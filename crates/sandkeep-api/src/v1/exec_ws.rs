@@ -57,7 +57,8 @@ const WAITING_INPUTS: usize = 8;
 /// `{"started":{"pid"}}`, binary messages whose first byte says where the rest was written
 /// (1 stdout, 2 stderr, 3 terminal), and at the end text `{"exited":{"exit_code","signal"}}`
 /// or `{"error":{…}}`, and closes. When the client goes away the command is
-/// killed, unless it asked for `detach`.
+/// killed, unless it asked for `detach`. When the server stops, commands go on: connect again
+/// with `{"attach": PID}` in place of a command. What was written meanwhile is not told.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/exec", tag = "exec",
     params(("id" = String, Path, description = "The sandbox")),
     responses((status = 101, description = "A WebSocket; its first message is an `InteractiveRequest`",
@@ -125,7 +126,8 @@ enum Over {
 }
 
 pub(crate) fn stopping() -> Error {
-    Error::host_not_ready("the server is stopping").hint("connect again when it is back")
+    Error::host_not_ready("the server is stopping; commands in sandboxes go on")
+        .hint("when it is back, `sandkeep ps SANDBOX` lists them and `sandkeep exec --attach PID SANDBOX` listens again")
 }
 
 async fn serve(mut socket: WebSocket, state: Shared, id: SandboxId) {
@@ -184,7 +186,14 @@ async fn first(socket: &mut WebSocket) -> Result<Option<InteractiveRequest>> {
 
 async fn start(state: &Shared, id: &SandboxId, request: InteractiveRequest) -> Result<(Run, bool)> {
     let tty = request.tty.is_some();
-    let run = Run::start(state, id, request.check()?).await?;
+    let run = match (request.attach, &request.cmd) {
+        (Some(_), Some(_)) => {
+            return Err(Error::invalid("attach", "cmd and attach are both given")
+                .hint("give cmd to start a command, attach to listen to one that runs"));
+        }
+        (Some(pid), None) => Run::attach(state, id, pid, request.detach).await?,
+        (None, _) => Run::start(state, id, request.check()?).await?,
+    };
     Ok((run, tty))
 }
 

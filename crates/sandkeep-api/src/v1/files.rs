@@ -19,7 +19,7 @@ use sandkeep_agent_api::{
     process::Empty,
 };
 use sandkeep_agent_client::FileRange;
-use sandkeep_model::{Error, Result};
+use sandkeep_model::{Error, Latched, Result};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -191,7 +191,7 @@ pub(crate) async fn read(
         answer.insert(name, HeaderValue::from_static(value));
     }
     let status = file.status;
-    let closed = Box::pin(state.keeper.closed(&id));
+    let closed = state.keeper.closed(&id);
     let bytes = until(Box::pin(file.into_stream()), closed);
     Ok((status, answer, Body::from_stream(bytes)).into_response())
 }
@@ -200,7 +200,7 @@ pub(crate) async fn read(
 /// look like the whole.
 fn until(
     bytes: impl Stream<Item = Result<Bytes>> + Unpin + Send,
-    closed: impl Future<Output = ()> + Unpin + Send,
+    closed: Latched<()>,
 ) -> impl Stream<Item = Result<Bytes>> + Send {
     stream::try_unfold((bytes, closed), |(mut bytes, mut closed)| async move {
         tokio::select! {

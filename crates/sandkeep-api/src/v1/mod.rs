@@ -13,6 +13,7 @@ mod host;
 mod identity;
 mod lifecycle;
 mod network;
+mod processes;
 mod profiles;
 mod run;
 mod sandboxes;
@@ -48,8 +49,10 @@ pub(crate) fn quick() -> OpenApiRouter<Shared> {
         .routes(routes!(lifecycle::set_timeout))
         .routes(routes!(lifecycle::metrics))
         .routes(routes!(lifecycle::logs))
+        .routes(routes!(processes::list))
         .routes(routes!(network::get, network::put))
         .routes(routes!(network::denials))
+        .routes(routes!(network::dead_rules))
         .routes(routes!(network::traffic))
         .routes(routes!(network::test))
         .routes(routes!(profiles::list))

@@ -63,6 +63,15 @@ pub(crate) struct DenialView {
     pub host: String,
     /// 0 for a lookup.
     pub port: u16,
+    /// The kind of it, for programs.
+    #[schema(value_type = String, example = "no_rule")]
+    pub reason: sandkeep_moat::policy::Reason,
+    /// Where its address is the reason: the range it lies in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub range: Option<String>,
+    /// The request, where the connection was let through and the request was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<AskedView>,
     pub why: String,
     pub hint: String,
     #[schema(value_type = String, format = DateTime)]
@@ -72,12 +81,25 @@ pub(crate) struct DenialView {
     pub count: u64,
 }
 
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AskedView {
+    pub method: String,
+    /// Without the query.
+    pub path: String,
+}
+
 impl From<Denial> for DenialView {
     fn from(denial: Denial) -> Self {
         Self {
             via: denial.via,
             host: denial.host,
             port: denial.port,
+            reason: denial.reason,
+            range: denial.range.map(|range| range.to_string()),
+            request: denial.request.map(|asked| AskedView {
+                method: asked.method,
+                path: asked.path,
+            }),
             why: denial.why,
             hint: denial.hint,
             first: denial.first,
@@ -98,6 +120,46 @@ pub(crate) async fn denials(
     let found = state.keeper.denials(&id).await?;
     Ok(Json(DenialsView {
         denials: found.into_iter().map(Into::into).collect(),
+    }))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct DeadRulesView {
+    pub rules: Vec<DeadRuleView>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct DeadRuleView {
+    /// As it stands in the policy.
+    pub rule: String,
+    #[schema(value_type = String, example = "closed_range")]
+    pub reason: sandkeep_moat::policy::Reason,
+    pub why: String,
+    pub hint: String,
+}
+
+/// The rules of a sandbox that can never let anything through, because every address they name
+/// is closed here.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/network/dead-rules", tag = "network",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, body = DeadRulesView)))]
+pub(crate) async fn dead_rules(
+    State(state): State<Shared>,
+    id: NativeId,
+) -> Result<Json<DeadRulesView>, NativeError> {
+    let held = state.keeper.network(&id).await?;
+    let found = match state.keeper.moat() {
+        Some(moat) => held.policy.dead_rules(moat.guard()),
+        None => held.policy.dead_rules(&AddressGuard::default()),
+    };
+    let rules = found.into_iter().map(|(rule, refusal)| DeadRuleView {
+        rule,
+        reason: refusal.reason,
+        why: refusal.why,
+        hint: refusal.hint,
+    });
+    Ok(Json(DeadRulesView {
+        rules: rules.collect(),
     }))
 }
 
@@ -160,6 +222,9 @@ pub(crate) struct PolicyAnswer {
     pub port: u16,
     /// The rule that lets it through.
     pub rule: Option<String>,
+    /// The kind of a refusal, or of a lookup that failed.
+    #[schema(value_type = Option<String>, example = "closed_range")]
+    pub reason: Option<sandkeep_moat::policy::Reason>,
     pub why: Option<String>,
     pub hint: Option<String>,
 }
@@ -171,15 +236,16 @@ impl From<Explanation> for PolicyAnswer {
             host: found.host.to_string(),
             port: found.port,
             rule: found.rule,
+            reason: found.reason,
             why: found.why,
             hint: found.hint,
         }
     }
 }
 
-/// Whether a URL would pass, and by which rule. Nothing is sent anywhere.
+/// Whether a URL would pass, and by which rule. Nothing is dialled.
 ///
-/// A name is judged by its rules alone: what it resolves to is looked at when it is dialled.
+/// A name that the rules allow is looked up: what it resolves to may lie in a closed range.
 #[utoipa::path(post, path = "/v1/policy/test", tag = "network", operation_id = "test",
     request_body = PolicyTest,
     responses((status = 200, body = PolicyAnswer)))]
@@ -199,8 +265,10 @@ pub(crate) async fn test(
             return Err(Error::invalid("policy", "give either policy or sandbox_id").into());
         }
     };
-    let shut = AddressGuard::default();
-    let guard = state.keeper.moat().map_or(&shut, |moat| moat.guard());
     let method = request.method.as_deref().unwrap_or("GET");
-    Ok(Json(explain(&tested, guard, method, &request.url)?.into()))
+    let found = match state.keeper.moat() {
+        Some(moat) => moat.explain(&tested, method, &request.url).await?,
+        None => explain(&tested, &AddressGuard::default(), method, &request.url)?,
+    };
+    Ok(Json(found.into()))
 }

@@ -1,13 +1,13 @@
 //! A command that runs, on behalf of a client that may vanish.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use sandkeep_agent_api::process::{EndEvent, Output, ProcessEvent, Selector, Signal};
+use sandkeep_agent_api::process::{EndEvent, Output, ProcessEvent, Selector, Signal, StartEvent};
 use sandkeep_agent_client::ProcessStream;
 use sandkeep_keeper as keeper;
-use sandkeep_model::{Code, Error, Result, SandboxId, State};
+use sandkeep_model::{Code, Error, Latched, Result, SandboxId, State};
 use serde::Serialize;
 use tokio::sync::{oneshot, watch};
 use utoipa::ToSchema;
@@ -17,6 +17,9 @@ use crate::{agent, state::Shared};
 
 /// How long the agent may take to say that a command has started.
 const START_DEADLINE: Duration = Duration::from_secs(30);
+/// How often, and how long each time, refusals are waited for of a command that failed.
+const LOOKS: u32 = 3;
+const LOOK: Duration = Duration::from_millis(10);
 /// A command may leave its input unread as long as it likes.
 pub(crate) const INPUT_DEADLINE: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -37,27 +40,60 @@ pub(crate) enum Happening {
 }
 
 /// How a command ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Exit {
     /// Its exit code, or 128 plus the number of the signal that ended it.
     pub exit_code: i32,
     /// The signal that ended it, e.g. `KILL`.
     #[schema(required)]
     pub signal: Option<String>,
+    /// Why it was killed, where that is known: `out of memory (limit 64 MiB)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// So often the policy refused something to the sandbox while the command ran.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub refused_by_policy: u64,
+}
+
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// What a sandbox had gone through when a command began in it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Before {
+    oom_kills: u64,
+    refused: u64,
+}
+
+impl Before {
+    async fn now(state: &Shared, id: &SandboxId) -> Self {
+        let sandbox = state.keeper.get(id).await;
+        Self {
+            oom_kills: sandbox.map_or(0, |sandbox| sandbox.oom_kills),
+            refused: refused(state, id).await,
+        }
+    }
+}
+
+async fn refused(state: &Shared, id: &SandboxId) -> u64 {
+    let traffic = state.keeper.traffic(id).await;
+    traffic.map_or(0, |traffic| traffic.denied)
 }
 
 /// A running command. Dropping it kills the command, unless it was detached or has ended.
 pub(crate) struct Run {
     stream: ProcessStream,
-    /// Fires when all connections to the sandbox are cut, and is not asked again then.
-    closed: Pin<Box<dyn Future<Output = ()> + Send>>,
-    was_cut: bool,
+    closed: Latched<()>,
     leash: Leash,
     has_timeout: bool,
     /// Until its end was told.
     command: Option<keeper::Command>,
     /// Whether what the command writes gets here; not while its box is paused.
     attached: watch::Sender<bool>,
+    before: Before,
+    /// How it ended, until that was told.
+    ended: Option<Exit>,
 }
 
 impl Run {
@@ -76,6 +112,43 @@ impl Run {
             .map_err(|_| Error::internal("starting the command was broken off"))?
     }
 
+    /// Listens to a command that was started before, by this server or the one before it.
+    pub(crate) async fn attach(
+        state: &Shared,
+        id: &SandboxId,
+        pid: u32,
+        detach: bool,
+    ) -> Result<Self> {
+        let agent = agent::listen(state, id).await?;
+        let closed = state.keeper.closed(id);
+        let not_there = |error: Error| match error.code {
+            Code::NotFound => Error::not_found(format!(
+                "no command with pid {pid} runs in sandbox \"{id}\""
+            ))
+            .field("attach")
+            .hint(format!("list those that run: sandkeep ps {id}")),
+            _ => error,
+        };
+        let stream = agent.connect_process(Selector::Pid(pid)).await;
+        let mut stream = stream.map_err(not_there)?;
+        begun(&mut stream).await.map_err(not_there)?;
+        Ok(Self {
+            stream,
+            closed,
+            leash: Leash {
+                armed: !detach,
+                pid,
+                state: Arc::clone(state),
+                id: id.clone(),
+            },
+            has_timeout: false,
+            command: None,
+            attached: watch::channel(true).0,
+            before: Before::now(state, id).await,
+            ended: None,
+        })
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.leash.pid
     }
@@ -87,16 +160,16 @@ impl Run {
 
     /// What happens next; after [`Happening::Exited`] or an error nothing does. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Happening> {
+        if self.ended.is_some() {
+            return Ok(Happening::Exited(self.told().await));
+        }
         if !*self.attached.borrow() {
             return self.attach_again().await;
         }
         let event = tokio::select! {
             biased;
             event = self.stream.next() => event,
-            () = &mut self.closed, if !self.was_cut => {
-                self.was_cut = true;
-                Err(cut())
-            }
+            () = &mut self.closed => Err(cut()),
         };
         match event {
             Ok(Some(ProcessEvent::Data(output))) => Ok(match output {
@@ -109,7 +182,8 @@ impl Run {
                 if let Some(command) = self.command.take() {
                     command.ended();
                 }
-                Ok(Happening::Exited(exit(&end)))
+                self.ended = Some(exit(&end));
+                Ok(Happening::Exited(self.told().await))
             }
             Ok(Some(ProcessEvent::Start(_) | ProcessEvent::Keepalive(_))) => {
                 Ok(Happening::Keepalive)
@@ -121,6 +195,40 @@ impl Run {
             }
             Err(error) => self.broken(error).await,
         }
+    }
+
+    /// With what else is known of its end. Whoever is cancelled in it asks again.
+    async fn told(&mut self) -> Exit {
+        let failed = self.ended.as_ref().is_some_and(|exit| exit.exit_code != 0);
+        let mut count = refused(&self.leash.state, &self.leash.id).await;
+        // The kernel tells of what it refused a moment after the program heard of it.
+        for _ in 0..LOOKS {
+            if !failed || count > self.before.refused {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+            count = refused(&self.leash.state, &self.leash.id).await;
+        }
+        let killed = self.ended.as_ref().map(|exit| exit.exit_code) == Some(KILLED);
+        let why = if killed {
+            self.out_of_memory().await
+        } else {
+            None
+        };
+        let exit = self.ended.take().unwrap_or_default();
+        Exit {
+            why,
+            refused_by_policy: count.saturating_sub(self.before.refused),
+            ..exit
+        }
+    }
+
+    /// Said where the kernel killed something of the sandbox for it while the command ran.
+    async fn out_of_memory(&mut self) -> Option<String> {
+        let (state, id) = (&self.leash.state, &self.leash.id);
+        let killed = state.keeper.oom_kills(id).await.ok()?;
+        let limit = state.keeper.get(id).await.ok()?.limits.memory_mib;
+        (killed > self.before.oom_kills).then(|| format!("out of memory (limit {limit} MiB)"))
     }
 
     /// A pause, or a point with memory, ends every connection and no command.
@@ -136,8 +244,8 @@ impl Run {
             )
         };
         // The gate fires for those who are to come back, and for nobody else that lives.
-        self.was_cut = self.was_cut || self.closed.as_mut().now_or_never().is_some();
-        if self.was_cut && sandbox.is_ok_and(|sandbox| rests(sandbox.state)) {
+        let was_cut = (&mut self.closed).now_or_never().is_some();
+        if was_cut && sandbox.is_ok_and(|sandbox| rests(sandbox.state)) {
             self.attached.send_replace(false);
             return Ok(Happening::Keepalive);
         }
@@ -150,14 +258,13 @@ impl Run {
         let again = async {
             state.keeper.running_again(id).await?;
             let agent = agent::listen(state, id).await?;
-            let closed = Box::pin(state.keeper.closed(id));
+            let closed = state.keeper.closed(id);
             let stream = agent.connect_process(Selector::Pid(self.leash.pid)).await?;
             Ok::<_, Error>((closed, stream))
         };
         match again.await {
             Ok::<_, Error>((closed, stream)) => {
                 self.closed = closed;
-                self.was_cut = false;
                 self.stream = stream;
                 self.attached.send_replace(true);
                 Ok(Happening::Keepalive)
@@ -220,26 +327,45 @@ fn cut() -> Error {
     )
 }
 
+/// 128 + SIGKILL, of the command itself or as its shell says it.
+const KILLED: i32 = 137;
+
+/// What the agent says of a program that is not there, or may not be run, is about `cmd`.
+fn about_the_program(error: Error) -> Error {
+    if error.code == Code::InvalidArgument && error.message.starts_with("cannot start '") {
+        return error.field("cmd");
+    }
+    error
+}
+
+/// The first word of the agent about a command.
+async fn begun(stream: &mut ProcessStream) -> Result<StartEvent> {
+    let first = tokio::time::timeout(START_DEADLINE, stream.next())
+        .await
+        .map_err(|_| {
+            Error::new(Code::DeadlineExceeded, "the command did not start in time")
+                .hint("the sandbox may be overloaded; give it more CPU and memory")
+        })??;
+    match first {
+        Some(ProcessEvent::Start(started)) => Ok(started),
+        _ => Err(Error::new(
+            Code::BoxUnreachable,
+            "the agent did not say that the command started",
+        )),
+    }
+}
+
 async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
     // Before the connection: a point with memory cuts all there are.
     let tracked = state.keeper.command(&id, &command.start).await;
     // In this order: opening may wake the box, and what ends then is not this command.
     let agent = agent::listen(&state, &id).await?;
-    let closed = Box::pin(state.keeper.closed(&id));
+    let closed = state.keeper.closed(&id);
+    let before = Before::now(&state, &id).await;
     let user = command.user.as_deref();
-    let mut stream = agent.start(&command.start, user, command.timeout).await?;
-    let first = tokio::time::timeout(START_DEADLINE, stream.next())
-        .await
-        .map_err(|_| {
-            Error::new(Code::DeadlineExceeded, "the command did not start in time")
-                .hint("the box may be overloaded; give it more CPU and memory")
-        })??;
-    let Some(ProcessEvent::Start(started)) = first else {
-        return Err(Error::new(
-            Code::BoxUnreachable,
-            "the agent did not say that the command started",
-        ));
-    };
+    let stream = agent.start(&command.start, user, command.timeout).await;
+    let mut stream = stream.map_err(about_the_program)?;
+    let started = begun(&mut stream).await.map_err(about_the_program)?;
     let leash = Leash {
         armed: !command.detach,
         pid: started.pid,
@@ -258,11 +384,12 @@ async fn begin(state: Shared, id: SandboxId, command: Command) -> Result<Run> {
     Ok(Run {
         stream,
         closed,
-        was_cut: false,
         leash,
         has_timeout: command.timeout.is_some(),
         command: Some(tracked),
         attached: watch::channel(true).0,
+        before,
+        ended: None,
     })
 }
 
@@ -295,7 +422,8 @@ impl Drop for Leash {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
-        if !self.armed {
+        // When the server stops, commands go on: whoever comes back can attach to them.
+        if !self.armed || self.state.shutdown.is_cancelled() {
             return;
         }
         let (state, id, pid) = (Arc::clone(&self.state), self.id.clone(), self.pid);
@@ -315,7 +443,12 @@ impl Drop for Leash {
 }
 
 fn exit(end: &EndEvent) -> Exit {
-    let plain = |exit_code, signal| Exit { exit_code, signal };
+    let plain = |exit_code, signal| Exit {
+        exit_code,
+        signal,
+        why: None,
+        refused_by_policy: 0,
+    };
     if end.exited {
         return plain(end.exit_code, None);
     }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use axum::{Json, extract::State};
 use http::{HeaderMap, StatusCode, header::LOCATION};
-use sandkeep_keeper::EgressWish;
+use sandkeep_keeper::{EgressWish, PointUse};
 use sandkeep_model::{
-    CreateSandbox, Error, ListFilter, Order, Result, State as BoxState, TemplateName, TimeWish,
-    check_env, check_metadata,
+    CreateSandbox, E2bSettings, Error, ListFilter, Order, Result, State as BoxState, TemplateName,
+    TimeWish, check_env, check_metadata,
 };
 
-use super::time::called;
+use super::time::meant;
 use super::types::{CreateRequest, SandboxPage, SandboxView, TimeoutWish};
 use crate::{
     caller::Caller,
@@ -49,7 +49,7 @@ pub(crate) async fn create(
         None => EgressWish::default(),
     };
     let from_point = match &request.from_point {
-        Some(point) => Some(called(&state, "from_point", point).await?),
+        Some(point) => Some(meant(&state, "from_point", point, None, PointUse::Read).await?),
         None => None,
     };
     let mut request = CreateSandbox {
@@ -70,15 +70,13 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
                 .hint("use null for a sandbox without an end"),
         );
     }
-    let auto_resume = request
-        .auto_resume
-        .unwrap_or(request.idle_seconds.is_some());
+    let auto_resume = request.auto_resume.unwrap_or(true);
     if request.idle_seconds.is_some() && !auto_resume {
         return Err(Error::invalid(
             "idle_seconds",
             "a sandbox that is paused when idle must wake by itself",
         )
-        .hint("set auto_resume to true"));
+        .hint("leave auto_resume out"));
     }
     check_env(&request.env)?;
     check_metadata(&request.metadata)?;
@@ -91,12 +89,14 @@ fn checked(request: CreateRequest, headers: &HeaderMap) -> Result<CreateSandbox>
         env: request.env,
         metadata: request.metadata,
         ports: request.ports,
+        e2b: E2bSettings::default(),
         identity: request.identity.into(),
         time: TimeWish {
             from_point: None,
             auto_resume,
             pause_files_only: !request.pause_memory,
             idle_seconds: request.idle_seconds,
+            paused_limit_seconds: request.paused_limit_seconds,
             points: request.auto_points.map(Into::into),
         },
         idempotency_key: idempotency_key(headers)?,

@@ -5,10 +5,10 @@ use axum::{
     extract::{FromRequest, Request, State},
 };
 use http::{StatusCode, request::Parts};
-use sandkeep_keeper::{ForkWish, PauseWish, Place, PointWish, Timeline};
+use sandkeep_keeper::{ForkWish, PauseWish, Place, PointUse, PointWish, Timeline};
 use sandkeep_model::{
     Isolation, Pause, PauseMode, Point, PointId, Result, SandboxId, State as BoxState,
-    TemplateName, Timestamp, point_not_found,
+    TemplateName, Timestamp,
 };
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
@@ -193,7 +193,7 @@ pub(crate) async fn pause(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ResumeRequest {
-    /// Seconds until it ends, or `"never"`; the time it was made with when left out.
+    /// Seconds until it ends, or `"never"`; the time it was given last when left out.
     #[serde(default)]
     #[schema(value_type = Option<u64>)]
     timeout_seconds: Option<TimeoutWish>,
@@ -233,7 +233,7 @@ pub(crate) async fn resume(
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PointRequest {
-    /// Your own name for it; the newest of a name is meant by it.
+    /// Your own name for it. It belongs to this sandbox; the newest of a name is meant by it.
     name: Option<String>,
     tags: Vec<String>,
     /// `true`: refused when processes and memory can not be in it; `false`: files alone;
@@ -281,14 +281,14 @@ pub(crate) async fn points(State(state): State<Shared>) -> Result<Json<PointList
 
 /// One point.
 #[utoipa::path(get, path = "/v1/points/{id}", tag = "time", operation_id = "get_point",
-    params(("id" = String, Path, description = "The point, by id or name")),
+    params(("id" = String, Path, description = "The snapshot: its id, SANDBOX:NAME, or a name that only one sandbox has")),
     responses((status = 200, body = PointView)))]
 pub(crate) async fn point(
     State(state): State<Shared>,
     mut parts: Parts,
 ) -> Result<Json<PointView>, NativeError> {
     let id = path_part(&mut parts, &state, "id").await?;
-    let id = called(&state, "id", &id).await?;
+    let id = meant(&state, "id", &id, None, PointUse::Read).await?;
     Ok(Json(state.keeper.point(&id).await?.into()))
 }
 
@@ -315,7 +315,7 @@ where
 
 /// Names or tags a point. One with a name or the tag `keep` is never removed by a rule.
 #[utoipa::path(patch, path = "/v1/points/{id}", tag = "time", operation_id = "label_point",
-    params(("id" = String, Path, description = "The point, by id or a name that no other has")),
+    params(("id" = String, Path, description = "The snapshot: its id, or a name or SANDBOX:NAME that no other has")),
     request_body = LabelRequest,
     responses((status = 200, body = PointView)))]
 pub(crate) async fn label(
@@ -324,7 +324,7 @@ pub(crate) async fn label(
 ) -> Result<Json<PointView>, NativeError> {
     let (mut parts, body) = request.into_parts();
     let id = path_part(&mut parts, &state, "id").await?;
-    let id = only_called(&state, "id", &id).await?;
+    let id = meant(&state, "id", &id, None, PointUse::Change).await?;
     let request = Request::from_parts(parts, body);
     let NativeJson(wish) = NativeJson::<LabelRequest>::from_request(request, &state).await?;
     let point = state.keeper.label_point(&id, wish.name, wish.tags).await?;
@@ -333,14 +333,14 @@ pub(crate) async fn label(
 
 /// Deletes a point; what was made from it stays whole.
 #[utoipa::path(delete, path = "/v1/points/{id}", tag = "time", operation_id = "delete_point",
-    params(("id" = String, Path, description = "The point, by id or a name that no other has")),
+    params(("id" = String, Path, description = "The snapshot: its id, or a name or SANDBOX:NAME that no other has")),
     responses((status = 204, description = "It is gone")))]
 pub(crate) async fn delete(
     State(state): State<Shared>,
     mut parts: Parts,
 ) -> Result<StatusCode, NativeError> {
     let id = path_part(&mut parts, &state, "id").await?;
-    let id = only_called(&state, "id", &id).await?;
+    let id = meant(&state, "id", &id, None, PointUse::Change).await?;
     state.keeper.delete_point(&id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -369,8 +369,8 @@ pub(crate) struct ChangeView {
 /// The files that are different at one point from what they were at another.
 #[utoipa::path(get, path = "/v1/points/{id}/diff/{other}", tag = "time", operation_id = "diff_points",
     params(
-        ("id" = String, Path, description = "The point before, by id or name"),
-        ("other" = String, Path, description = "The point after, by id or name"),
+        ("id" = String, Path, description = "The snapshot before: its id, SANDBOX:NAME, or a name that only one sandbox has"),
+        ("other" = String, Path, description = "The snapshot after: the same; a name is first looked up in the sandbox of the one before"),
         ("text" = Option<bool>, Query, description = "With unified diffs of text files"),
     ),
     responses((status = 200, body = DiffView)))]
@@ -382,9 +382,12 @@ pub(crate) async fn diff(
     let with_text = query.parsed::<bool>("text")?.unwrap_or(false);
     query.finish("text")?;
     let before = path_part(&mut parts, &state, "id").await?;
-    let before = called(&state, "id", &before).await?;
+    let before = found(&state, "id", &before, None, PointUse::Read).await?;
     let after = path_part(&mut parts, &state, "other").await?;
-    let after = called(&state, "other", &after).await?;
+    // A name is one of the same sandbox, where that has one.
+    let of = Some(&before.sandbox_id);
+    let after = found(&state, "other", &after, of, PointUse::Read).await?;
+    let (before, after) = (before.id, after.id);
     let diff = state.keeper.diff(&before, &after, with_text).await?;
     let changes = diff
         .changes
@@ -409,7 +412,8 @@ pub(crate) struct ForkRequest {
     #[serde(default = "one")]
     #[schema(default = 1, minimum = 1, maximum = 20)]
     count: u32,
-    /// A point by its id or name; what the sandbox is now when left out.
+    /// A snapshot by its id, its name (of this sandbox, or else one it descends from) or
+    /// `SANDBOX:NAME`; what the sandbox is now when left out.
     #[serde(default)]
     at: Option<String>,
     /// Seconds until the forks end, or `"never"`; as long as the source was given when left out.
@@ -468,7 +472,7 @@ pub(crate) async fn fork(
     NativeJsonOrNothing(request): NativeJsonOrNothing<ForkRequest>,
 ) -> Result<(StatusCode, Json<ForkList>), NativeError> {
     let at = match &request.at {
-        Some(at) => Some(called(&state, "at", at).await?),
+        Some(at) => Some(meant(&state, "at", at, Some(&id), PointUse::Copy).await?),
         None => None,
     };
     let wish = ForkWish {
@@ -506,8 +510,12 @@ pub(crate) async fn fork(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RollbackRequest {
-    /// A point by its id or name.
+    /// A snapshot by its id, its name, or `SANDBOX:NAME`. A name is one of this sandbox, or else
+    /// one it descends from.
     to: String,
+    /// `true`: a snapshot of any other sandbox, too; this one then becomes what that one was.
+    #[serde(default)]
+    foreign: bool,
 }
 
 /// Makes a sandbox what it was at a point: the same id, URLs and token. What it is now is
@@ -521,24 +529,32 @@ pub(crate) async fn rollback(
     id: NativeId,
     NativeJson(request): NativeJson<RollbackRequest>,
 ) -> Result<Json<SandboxView>, NativeError> {
-    let to = called(&state, "to", &request.to).await?;
+    let to = PointUse::Become {
+        foreign: request.foreign,
+    };
+    let to = meant(&state, "to", &request.to, Some(&id), to).await?;
     let sandbox = state.keeper.rollback(&id, &to).await?;
     Ok(Json(SandboxView::with_token(sandbox)))
 }
 
-/// A point by its id, or the newest of a name.
-pub(crate) async fn called(state: &Shared, field: &str, text: &str) -> Result<PointId> {
-    found(state.keeper.point_called(text).await?, field, text)
+/// The snapshot meant by a field; see [`PointUse`].
+pub(crate) async fn meant(
+    state: &Shared,
+    field: &str,
+    text: &str,
+    of: Option<&SandboxId>,
+    to: PointUse,
+) -> Result<PointId> {
+    Ok(found(state, field, text, of, to).await?.id)
 }
 
-/// A point by its id, or the only one of a name.
-async fn only_called(state: &Shared, field: &str, text: &str) -> Result<PointId> {
-    found(state.keeper.only_point_called(text).await?, field, text)
-}
-
-fn found(point: Option<Point>, field: &str, text: &str) -> Result<PointId> {
-    point.map(|point| point.id).ok_or_else(|| {
-        let shown: String = text.chars().filter(|c| !c.is_control()).take(64).collect();
-        point_not_found(&shown).field(field)
-    })
+async fn found(
+    state: &Shared,
+    field: &str,
+    text: &str,
+    of: Option<&SandboxId>,
+    to: PointUse,
+) -> Result<Point> {
+    let point = state.keeper.named_point(text, of, to).await;
+    point.map_err(|error| error.field(field))
 }

@@ -115,14 +115,17 @@ pub(crate) struct CreateRequest {
     #[serde(default)]
     #[schema(value_type = String, default = "kill", example = "pause")]
     pub on_timeout: OnTimeout,
-    /// A request to it while it is paused wakes it; `true` with `idle_seconds`, else `false`, when
-    /// left out.
+    /// Whether a request to it while it is paused wakes it; `true` when left out.
     #[serde(default)]
     pub auto_resume: Option<bool>,
     /// It is paused when nothing was asked of it for so many seconds.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub idle_seconds: Option<u64>,
+    /// It is ended when it was paused for so many seconds; the server may have a shorter limit.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub paused_limit_seconds: Option<u64>,
     /// `false`: a pause at its timeout or when idle keeps the files only.
     #[serde(default = "yes")]
     #[schema(default = true)]
@@ -223,6 +226,9 @@ pub(crate) struct SandboxView {
     pub auto_resume: bool,
     #[schema(required)]
     pub idle_seconds: Option<u64>,
+    /// It is ended when it was paused for so many seconds.
+    #[schema(required)]
+    pub paused_limit_seconds: Option<u64>,
     /// When points are made of it by themselves; `null`: never.
     #[schema(required)]
     pub auto_points: Option<AutoPoints>,
@@ -279,6 +285,7 @@ impl From<Sandbox> for SandboxView {
             ports: sandbox.ports,
             auto_resume: sandbox.time.auto_resume,
             idle_seconds: sandbox.time.idle_seconds,
+            paused_limit_seconds: sandbox.time.paused_limit_seconds,
             auto_points: sandbox.time.points.map(Into::into),
             point: sandbox.time.head,
             pause: sandbox.time.pause.map(Into::into),

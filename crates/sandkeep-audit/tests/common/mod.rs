@@ -9,6 +9,7 @@ pub fn denied(id: &SandboxId, host: &str) -> Entry {
             host: host.into(),
             port: 443,
             reason: "no rule names it".into(),
+            code: "no_rule".into(),
         },
     )
 }

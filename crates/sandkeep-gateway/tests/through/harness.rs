@@ -17,7 +17,7 @@ use sandkeep_agent_api::process::StartRequest;
 use sandkeep_agent_client::{Agent, Body};
 use sandkeep_gateway::{Boxes, Gateway, GatewayConfig};
 use sandkeep_keeper::{Command, Counts, Hold};
-use sandkeep_model::{Error, PortAccess, Result, SandboxId, Secret};
+use sandkeep_model::{Error, HostMask, Latched, PortAccess, Result, SandboxId, Secret};
 use sandkeep_ward::Channel;
 use tokio::{
     net::{TcpListener, TcpStream, UnixStream},
@@ -91,11 +91,11 @@ impl Boxes for OneBox {
         Ok(())
     }
 
-    fn closed(&self, _: &SandboxId) -> impl Future<Output = ()> + Send + 'static {
+    fn closed(&self, _: &SandboxId) -> Latched<()> {
         let mut ended = self.0.ended.subscribe();
-        async move {
+        Latched::new(async move {
             ended.wait_for(|ended| *ended).await.ok();
-        }
+        })
     }
 
     fn access_token(&self, id: &SandboxId) -> Option<Secret> {
@@ -104,6 +104,10 @@ impl Boxes for OneBox {
 
     fn port_access(&self, id: &SandboxId) -> Option<PortAccess> {
         (*id == self.0.id && !*self.0.ended.borrow()).then_some(PortAccess::Public)
+    }
+
+    fn host_mask(&self, _: &SandboxId) -> Option<HostMask> {
+        None
     }
 
     async fn note_api_key_refused(&self, _: &SandboxId, _: u16) {}

@@ -247,6 +247,19 @@ impl Cgroups {
         frozen
     }
 
+    /// Has everything in them stand still at its next step, and does not wait for it. What is killed
+    /// then dies without another step, in whatever order that is done.
+    pub fn halt(&self) {
+        let halted = match self.freezer() {
+            Some((Version::V1, dir)) => files::write_if_there(dir, "freezer.state", "FROZEN"),
+            Some((Version::V2, dir)) => files::write_if_there(dir, "cgroup.freeze", 1),
+            None => Ok(()),
+        };
+        if let Err(failure) = halted {
+            tracing::debug!(%failure, "the cgroup was not frozen");
+        }
+    }
+
     /// The directory that freezes: the one of version 1 where there is one.
     pub fn freezer(&self) -> Option<(Version, &Path)> {
         let v1 = self.branches.iter().find(|branch| {
@@ -332,8 +345,10 @@ impl Cgroups {
         pids.len()
     }
 
-    /// Kills everything in them and removes them; says how many processes and cgroups that were.
+    /// Kills everything in them and removes them; says how many processes and cgroups that were. There
+    /// may be a CRIU that holds processes of a box, which would run if it ended first.
     pub fn clear(&self, deadline: Duration) -> Result<(usize, usize), Failure> {
+        self.halt();
         let processes = self.kill_all();
         Ok((processes, self.remove(deadline)?))
     }

@@ -130,7 +130,7 @@ impl Core {
         let Some(base) = self.vault.template(&recipe.from).await? else {
             return Err(self.no_template(&recipe.from).await.field("from"));
         };
-        let egress = self.reach(wish.network.clone())?;
+        let egress = self.reach_of_build(wish.network.clone())?;
         let before = base.built.as_ref();
         // What is built on a template keeps its minimum.
         let minima = || {
@@ -249,6 +249,7 @@ impl Core {
             let words = format!("[{number}/{}] {mark}{}", steps.len(), step.words());
             build.say(LineLevel::Info, &number, &words);
             if !known && changes_files(step) {
+                let is_first = bench_box.is_none() && matches!(floor, Floor::Template(_));
                 let entry = match &bench_box {
                     Some(entry) => Arc::clone(entry),
                     None => {
@@ -264,6 +265,9 @@ impl Core {
                     entry: &entry,
                     standing: &plan.standing,
                 };
+                if is_first {
+                    here.make_account().await;
+                }
                 here.perform(step).await.map_err(at(&number))?;
                 here.settle().await;
                 let order = PointOrder {

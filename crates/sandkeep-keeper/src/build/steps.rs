@@ -169,10 +169,11 @@ impl At<'_> {
                 };
                 self.call(&call, command).await
             }
-            Step::User(name) => self.script(USER, &[name]).await,
+            Step::User(name) => self.script(USER, &[name], &step.words()).await,
             Step::Workdir(path) => {
                 let place = self.standing.place(path);
-                self.script(WORKDIR, &[self.standing.user(), &place]).await
+                let words = [self.standing.user(), &place];
+                self.script(WORKDIR, &words, &step.words()).await
             }
             Step::Copy {
                 from,
@@ -190,14 +191,22 @@ impl At<'_> {
                 let to = self.standing.place(to);
                 let owner = user.as_deref().unwrap_or_else(|| self.standing.user());
                 let mode = mode.as_deref().unwrap_or_default();
-                self.script(COPY, &[ARCHIVE, &source, &to, owner, mode])
-                    .await
+                let words = [ARCHIVE, &source, &to, owner, mode];
+                self.script(COPY, &words, &step.words()).await
             }
         }
     }
 
-    /// A script of ours, as root.
-    async fn script(&self, script: &str, words: &[&str]) -> Result<()> {
+    /// Makes the account that steps act as, in a template from before templates got it when they
+    /// were imported. Where that cannot be done, a step that needs it says so.
+    pub async fn make_account(&self) {
+        if let Err(error) = self.script(USER, &[DEFAULT_USER], "useradd").await {
+            tracing::debug!(%error, "making the account of a build");
+        }
+    }
+
+    /// A script of ours, as root; `shown` is what it does, for errors.
+    async fn script(&self, script: &str, words: &[&str], shown: &str) -> Result<()> {
         let mut argv = vec!["/bin/bash", "-c", script, "sandkeep"];
         argv.extend(words);
         let call = Call {
@@ -206,8 +215,7 @@ impl At<'_> {
             cwd: Some("/"),
             ..Call::default()
         };
-        self.call(&call, words.first().copied().unwrap_or_default())
-            .await
+        self.call(&call, shown).await
     }
 
     async fn call(&self, call: &Call<'_>, shown: &str) -> Result<()> {

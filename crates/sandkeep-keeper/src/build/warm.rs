@@ -127,7 +127,7 @@ pub async fn start_and_wait(
                 }
             ),
         )
-        .hint("look at what it said, or give ready a longer timeout")
+        .hint("`sandkeep template logs NAME` shows what it said; or give `ready` a longer timeout")
         .retryable(false)),
     }
 }

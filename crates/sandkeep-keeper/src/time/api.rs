@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use sandkeep_model::{
-    Error, Expiry, Point, PointId, Result, Sandbox, SandboxId, State, TemplateName,
-};
+use sandkeep_model::{Error, Expiry, Point, PointId, Result, Sandbox, SandboxId, State};
 use sandkeep_vault::Diff;
 
 use crate::Keeper;
@@ -80,7 +78,7 @@ impl Keeper {
     }
 
     /// Wakes a paused box; `Conflict` when it runs. Without a word about its end it gets the
-    /// time it was made with. `memory: false` starts it cold from its files.
+    /// time it was given last. `memory: false` starts it cold from its files.
     pub async fn resume(
         &self,
         id: &SandboxId,
@@ -178,21 +176,6 @@ impl Keeper {
 
     pub async fn point(&self, id: &PointId) -> Result<Point> {
         self.core.point(id).await
-    }
-
-    /// A point by its id, or the newest of this name.
-    pub async fn point_called(&self, text: &str) -> Result<Option<Point>> {
-        self.core.point_called(text).await
-    }
-
-    /// A point by its id or its name, if no other has it.
-    pub async fn only_point_called(&self, text: &str) -> Result<Option<Point>> {
-        self.core.only_point_called(text).await
-    }
-
-    /// The point a template name means, if it means one.
-    pub async fn point_as_template(&self, name: &TemplateName) -> Result<Option<Point>> {
-        self.core.point_as_template(name).await
     }
 
     /// Deletes a point; boxes made from it stay whole.

@@ -21,7 +21,7 @@ impl Core {
                 format!("count is {}, it must be from 1 to {MOST_FORKS}", wish.count),
             ));
         }
-        let point = match &wish.at {
+        let mut point = match &wish.at {
             Some(at) => self.point(at).await?,
             None => {
                 let _turn = entry.turn.lock().await;
@@ -29,8 +29,17 @@ impl Core {
                     .await?
             }
         };
-        let made = self.fork_from(entry, &point, &wish).await;
+        let mut made = self.fork_from(entry, &point, &wish).await;
         if wish.at.is_none() {
+            if let Ok(forks) = &made
+                && forks.iter().all(Result::is_err)
+                && let Some(why) = self.why_not_back(entry, &point).await
+            {
+                // They begin from the files, or are refused, as where there is no memory at all.
+                point.engine = None;
+                point.why_disk_only = Some(why);
+                made = self.fork_from(entry, &point, &wish).await;
+            }
             self.drop_point(&point).await;
         }
         let memory = point.has_memory();
@@ -39,6 +48,16 @@ impl Core {
             memory,
             why: why_without(&point).filter(|_| wish.memory.is_none()),
         })
+    }
+
+    /// Why the memory that forks were to be made from is worth nothing, if that is why there are none.
+    async fn why_not_back(&self, entry: &Entry, point: &Point) -> Option<String> {
+        if !point.has_memory() {
+            return None;
+        }
+        let found = self.vault.point(&point.id).await.ok()?;
+        let tried = self.try_image(entry, &found.disk, &found.memory?).await;
+        tried.err().map(|why| why.message)
     }
 
     async fn fork_from(
@@ -85,6 +104,7 @@ impl Core {
                     expiry,
                     on_timeout: source.on_timeout,
                     ports: source.ports,
+                    e2b: source.e2b.clone(),
                     env: source.env.clone(),
                     metadata: source.metadata.clone(),
                     time: TimeWish {
@@ -92,6 +112,7 @@ impl Core {
                         auto_resume: source.time.auto_resume,
                         pause_files_only: source.time.pause_files_only,
                         idle_seconds: source.time.idle_seconds,
+                        paused_limit_seconds: source.time.paused_limit_seconds,
                         points: Some(source.time.points.clone().unwrap_or_default()),
                     },
                     identity: Identity {

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
 use sandkeep_model::{
-    Code, Error, Point, PointId, PointKind, Result, SandboxId, State, TemplateName,
-    check_point_name, check_point_tags, point_not_found,
+    Code, Error, Point, PointId, PointKind, Result, SandboxId, State, check_point_name,
+    check_point_tags, point_not_found,
 };
 use sandkeep_vault::{Diff, PointInfo};
 use sandkeep_ward::Ward;
@@ -25,38 +25,6 @@ impl Core {
             .point(id)
             .await?
             .ok_or_else(|| point_not_found(id))
-    }
-
-    /// A point by its id, or the newest of this name.
-    pub async fn point_called(&self, text: &str) -> Result<Option<Point>> {
-        if let Ok(id) = text.parse::<PointId>() {
-            return self.store.point(&id).await;
-        }
-        Ok(self.store.points_named(text).await?.pop())
-    }
-
-    /// The same for what can not be undone: a name that several have means none of them.
-    pub async fn only_point_called(&self, text: &str) -> Result<Option<Point>> {
-        if text.parse::<PointId>().is_ok() {
-            return self.point_called(text).await;
-        }
-        let mut named = self.store.points_named(text).await?;
-        if named.len() > 1 {
-            let ids: Vec<_> = named.iter().map(|point| point.id.as_str()).collect();
-            return Err(
-                Error::conflict(format!("{} points are called \"{text}\"", named.len()))
-                    .hint(format!("say which by its id: {}", ids.join(", "))),
-            );
-        }
-        Ok(named.pop())
-    }
-
-    /// A point of the name clients of E2B give as a template.
-    pub async fn point_as_template(&self, name: &TemplateName) -> Result<Option<Point>> {
-        if self.vault.template(name).await?.is_some() {
-            return Ok(None);
-        }
-        self.point_called(name.as_str()).await
     }
 
     /// Whole, and of an engine that can read it here. Everything is looked at before

@@ -1,12 +1,13 @@
 //! Making points.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use sandkeep_model::{
-    Code, EngineBuild, Error, Limits, Point, PointId, PointKind, PointReason, Result, State,
-    Timestamp, check_point_name, check_point_tags, human_bytes,
+    Code, EngineBuild, Error, Limits, Point, PointId, PointKind, PointReason, Result, SandboxId,
+    State, Timestamp, check_point_name, check_point_tags, human_bytes,
 };
 use sandkeep_vault::{Keep, PointDraft};
+use sandkeep_ward::BoxSpec;
 
 use super::PointWish;
 use crate::{core::Core, form, registry::Entry};
@@ -188,6 +189,25 @@ impl Core {
         .hint("delete files in it"))
     }
 
+    /// Whether the memory in a point comes back, tried beside the sandbox it is of.
+    pub(super) async fn try_image(&self, entry: &Entry, disk: &Path, image: &Path) -> Result<()> {
+        if !entry.ward.tries_images() {
+            return Ok(());
+        }
+        let copy = self.vault.trial_disk(disk, image).await?;
+        let id = SandboxId::random();
+        let spec = BoxSpec {
+            hostname: id.to_string(),
+            id,
+            root: copy.path().to_owned(),
+            limits: entry.with(|sandbox| sandbox.limits),
+            introduction: None,
+        };
+        let tried = entry.ward.try_image(spec, image).await;
+        copy.remove().await;
+        tried
+    }
+
     /// Vault first, then ledger: a point nobody knows is swept at the next start.
     async fn publish(
         &self,
@@ -200,6 +220,17 @@ impl Core {
             Keep::ThisRun
         } else {
             Keep::ForGood
+        };
+        let draft = if engine.is_some() && order.kind.is_tried() {
+            let (disk, image) = (draft.disk_path(), draft.memory_path());
+            let (tried, written) = tokio::join!(
+                self.try_image(entry, &disk, &image),
+                self.vault.write_out_point(draft, keep),
+            );
+            tried?;
+            written?
+        } else {
+            draft
         };
         let made = self.vault.publish_point(draft, &entry.id, keep).await?;
         let written = self.vault.disk_usage(&entry.id).await.unwrap_or(0);

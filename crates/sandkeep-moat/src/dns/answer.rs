@@ -14,7 +14,7 @@ use super::resolver::{Answer, address_of};
 use crate::{
     denials::Via,
     edge::INSIDE_V4,
-    policy::Host,
+    policy::{Host, LookupFailure, Reason, Refusal},
     state::{Attempt, BoxState},
 };
 
@@ -147,46 +147,56 @@ async fn decide(state: &Arc<BoxState>, question: &Query) -> Result<Found, Refuse
             return Ok(Found::Local(Vec::new()));
         }
         state.traffic.dns_blocked();
-        state.deny(
-            &Attempt {
-                via: Via::Dns,
-                host: host.to_string(),
-                port: 0,
-            },
-            format!("{host} is not in the policy of this box"),
-            format!("if the task needs it, ask for \"{host}\" to be added to the policy of this box; `sandkeep policy suggest BOX` proposes it"),
+        let hint = format!(
+            "if the task needs it, ask for \"{host}\" to be added to the policy of this sandbox; `sandkeep policy suggest SANDBOX` proposes it"
         );
+        let why = format!("{host} is not in the policy of this sandbox");
+        deny(state, &host, Refusal::new(Reason::NoRule, why, hint));
         return Err(no_such("blocked by policy"));
     }
     if !may_be_asked(kind) {
         return Ok(Found::Local(Vec::new()));
     }
-    let found = state
-        .shared
-        .resolver
-        .lookup(&host, kind)
-        .await
-        .map_err(|error| {
+    let found = match state.shared.resolver.lookup(&host, kind).await {
+        Ok(found) if found.code == ResponseCode::ServFail => {
+            deny(
+                state,
+                &host,
+                Refusal::of_lookup(&host, LookupFailure::NoAnswer),
+            );
+            found
+        }
+        Ok(found) => found,
+        Err(error) => {
             tracing::debug!(box_id = %state.id, %host, %error, "a name could not be looked up");
-            refused(
+            deny(
+                state,
+                &host,
+                Refusal::of_lookup(&host, LookupFailure::NoAnswer),
+            );
+            return Err(refused(
                 ResponseCode::ServFail,
                 "the upstream resolver did not answer",
-            )
-        })?;
-    if let Some(address) = found.withheld.first() {
-        state.deny(
-            &Attempt {
-                via: Via::Dns,
-                host: host.to_string(),
-                port: 0,
-            },
-            format!("{host} resolves to {address}, which no box may reach"),
-            "only the operator of this server can open such a range (`allow_private`)".to_owned(),
-        );
+            ));
+        }
+    };
+    let withheld = found
+        .withheld
+        .iter()
+        .find_map(|address| Refusal::of_address(state.guard(), *address, Some(&host)));
+    if let Some(refusal) = withheld {
+        deny(state, &host, refusal);
         if found.records.is_empty() {
             state.traffic.dns_blocked();
-            return Err(no_such("resolves to an address no box may reach"));
+            return Err(no_such("resolves to an address no sandbox can reach"));
         }
+    } else if found.code == ResponseCode::NXDomain && policy.names(&host) {
+        // Where everything is open a name that is not there is nothing out of the ordinary.
+        deny(
+            state,
+            &host,
+            Refusal::of_lookup(&host, LookupFailure::NoSuchName),
+        );
     }
     let addresses = found.records.iter().filter_map(address_of);
     state
@@ -197,6 +207,15 @@ async fn decide(state: &Arc<BoxState>, question: &Query) -> Result<Found, Refuse
             refused(ResponseCode::ServFail, "its address could not be opened")
         })?;
     Ok(Found::Upstream(found))
+}
+
+fn deny(state: &BoxState, host: &Host, refusal: Refusal) {
+    let attempt = Attempt {
+        via: Via::Dns,
+        host: host.to_string(),
+        port: 0,
+    };
+    state.deny(&attempt, refusal);
 }
 
 /// The name in `_service._protocol.name`.

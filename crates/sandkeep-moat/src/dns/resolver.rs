@@ -18,7 +18,7 @@ use hickory_proto::{
 };
 
 use super::upstream::{UpstreamDns, ask};
-use crate::policy::{AddressGuard, Host};
+use crate::policy::{AddressGuard, Decision, Host, LookupFailure, Policy, Refusal};
 
 const MAX_CACHED: usize = 4096;
 const MAX_RECORDS: usize = 64;
@@ -52,6 +52,41 @@ pub fn address_of(record: &Record) -> Option<IpAddr> {
         RData::A(a) => Some(IpAddr::V4(a.0)),
         RData::AAAA(aaaa) => Some(Host::from(IpAddr::V6(aaaa.0)).address()?),
         _ => None,
+    }
+}
+
+/// What a name stands for at this moment.
+#[derive(Debug)]
+pub struct Looked {
+    /// Those a sandbox may be told.
+    pub addresses: Vec<IpAddr>,
+    pub withheld: Vec<IpAddr>,
+    /// Why there is no address at all.
+    pub failure: LookupFailure,
+}
+
+impl Looked {
+    /// Those that may be dialled for this name, or why there is none. A refusal by the policy or
+    /// for the address comes first, for it stays when the resolver is well again.
+    pub fn open_to(
+        &self,
+        host: &Host,
+        port: u16,
+        policy: &Policy,
+        guard: &AddressGuard,
+    ) -> Result<Vec<IpAddr>, Refusal> {
+        let mut good = Vec::new();
+        let mut refusal = None;
+        for address in self.addresses.iter().chain(&self.withheld) {
+            match policy.allows_resolved(host, port, *address, guard) {
+                Decision::Allow { .. } => good.push(*address),
+                Decision::Deny(refused) => refusal = refusal.or(Some(refused)),
+            }
+        }
+        if good.is_empty() {
+            return Err(refusal.unwrap_or_else(|| Refusal::of_lookup(host, self.failure)));
+        }
+        Ok(good)
     }
 }
 
@@ -110,6 +145,37 @@ impl Resolver {
             (Err(error), _) | (_, Err(error)) if found.is_empty() => Err(error),
             _ => Ok(found),
         }
+    }
+
+    /// The same, and why there is none.
+    pub async fn look(&self, host: &Host) -> Looked {
+        let (v4, v6) = tokio::join!(
+            self.lookup(host, RecordType::A),
+            self.lookup(host, RecordType::AAAA)
+        );
+        let mut looked = Looked {
+            addresses: Vec::new(),
+            withheld: Vec::new(),
+            failure: LookupFailure::NoAddress,
+        };
+        for answer in [v6, v4] {
+            match answer {
+                Ok(answer) => {
+                    looked.addresses.extend(answer.addresses());
+                    looked.withheld.extend(&answer.withheld);
+                    match answer.code {
+                        ResponseCode::NoError => {}
+                        ResponseCode::NXDomain => looked.failure = LookupFailure::NoSuchName,
+                        _ => looked.failure = LookupFailure::NoAnswer,
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%host, %error, "a name could not be looked up");
+                    looked.failure = LookupFailure::NoAnswer;
+                }
+            }
+        }
+        looked
     }
 
     fn cached(&self, key: &Key) -> Option<Arc<Answer>> {

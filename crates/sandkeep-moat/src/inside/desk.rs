@@ -47,8 +47,16 @@ impl InsideDesk {
 
 impl Inside for InsideDesk {
     fn answer(&self, visit: Visit) -> BoxFuture<'_, Response<Bytes>> {
+        if visit.request.uri().path() == "/why" {
+            return Box::pin(async move {
+                let answer = match check(&visit.request) {
+                    Ok(()) => why(&visit.from, &visit.request).await,
+                    Err(error) => Err(error),
+                };
+                answer.unwrap_or_else(|error| refusal(&error))
+            });
+        }
         let page = match visit.request.uri().path() {
-            "/why" => why,
             "/policy" => policy,
             "/denials" => denials,
             "/" if self.others.is_none() => index,
@@ -91,7 +99,7 @@ fn check(request: &Request<Bytes>) -> Result<(), Error> {
     Ok(())
 }
 
-fn why(from: &BoxView, request: &Request<Bytes>) -> Answer {
+async fn why(from: &BoxView, request: &Request<Bytes>) -> Answer {
     let query = request.uri().query().unwrap_or_default();
     if query.len() > LONGEST_QUERY {
         return Err(Error::new(Code::TooLarge, "the question is too long"));
@@ -103,7 +111,7 @@ fn why(from: &BoxView, request: &Request<Bytes>) -> Answer {
         Some(port) => format!("{host}:{port}"),
         None => host,
     };
-    Ok(json_page(&from.why(&target)?))
+    Ok(json_page(&from.why(&target).await?))
 }
 
 fn policy(from: &BoxView, request: &Request<Bytes>) -> Answer {

@@ -146,7 +146,10 @@ mod tests {
 
     #[test]
     fn refusals_are_put_into_words_of_grpc() {
-        let denied = crate::proxy::refusal::denied("a.test", "100% no\n", "ask");
+        let denied = crate::proxy::refusal::denied(
+            "a.test",
+            &crate::policy::Refusal::of_form("100% no\n", "ask"),
+        );
         let told = in_grpc(denied);
         assert_eq!(told.status(), StatusCode::OK);
         assert_eq!(told.headers()["grpc-status"], PERMISSION_DENIED);

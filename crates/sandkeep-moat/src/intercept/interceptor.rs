@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     hooks::{BoxFuture, Interceptor},
-    policy::Host,
+    policy::{Host, Reason, Refusal},
     proxy::{BoxStream, Intercepted, Wayout},
     state::BoxView,
 };
@@ -94,7 +94,10 @@ async fn accept(stream: BoxStream, way: &Wayout) -> Option<TlsStream<BoxStream>>
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
             if let Some((why, hint)) = reason(&error) {
-                way.deny(&way.host().to_string(), why, hint);
+                way.deny(
+                    &way.host().to_string(),
+                    Refusal::new(Reason::Untrusted, why, hint),
+                );
             }
             None
         }

@@ -38,9 +38,9 @@ use super::{
     upstream::{ConnectError, Connector, Tongue, Upstream},
 };
 use crate::{
-    policy::{Binding, Decision, HttpTarget, Target},
+    policy::{Binding, Decision, HttpTarget, Reason, Refusal, Target},
     proxy::{
-        BoxStream, DialError, No, Wayout, named_host, refusal, refuse_ambiguous_framing, server,
+        BoxStream, DialError, Wayout, named_host, refusal, refuse_ambiguous_framing, server,
         shown_host, strip_expectations, strip_for_narrowed, upgrades_to_other_than_websocket,
     },
 };
@@ -50,7 +50,7 @@ use crate::{
 const ANSWER_WITHIN: Duration = Duration::from_secs(3600);
 
 type Body = Either<ScanBody, Full<Bytes>>;
-type Refusal = Box<Response<Full<Bytes>>>;
+type Refused = Box<Response<Full<Bytes>>>;
 
 struct Session {
     way: Wayout,
@@ -129,7 +129,7 @@ impl Session {
         })
     }
 
-    async fn exchange(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+    async fn exchange(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refused> {
         let shown = shown_host(&request);
         let bound = (self.way.view().0.keys).for_host(self.way.host(), self.way.port());
         let narrowed = self.is_narrowed(&bound);
@@ -153,17 +153,17 @@ impl Session {
         self.way.host().to_string()
     }
 
-    fn refused(&self, host: &str, no: No) -> Refusal {
-        let response = refusal::denied(host, &no.why, &no.hint);
-        self.way.deny(host, no.why, no.hint);
+    fn refused(&self, host: &str, no: Refusal) -> Refused {
+        let response = refusal::denied(host, &no);
+        self.way.deny(host, no);
         Box::new(response)
     }
 
-    fn unreachable(&self, why: &str) -> Refusal {
+    fn unreachable(&self, why: &str) -> Refused {
         Box::new(refusal::unreachable(&self.host(), why))
     }
 
-    fn broken(&self, error: &str, why: &str, hint: &str) -> Refusal {
+    fn broken(&self, error: &str, why: &str, hint: &str) -> Refused {
         Box::new(refusal::broken(error, &self.host(), why, hint))
     }
 
@@ -175,23 +175,23 @@ impl Session {
     }
 
     /// Decides on one request, whatever came before it on the connection.
-    fn admit<B: HttpBody>(&self, request: &Request<B>, narrowed: bool) -> Result<(), No> {
+    fn admit<B: HttpBody>(&self, request: &Request<B>, narrowed: bool) -> Result<(), Refusal> {
         let (own, port) = (self.way.host(), self.way.port());
         let host = named_host(request, "https", port)?;
         if host != *own {
-            return Err(No::new(
+            return Err(Refusal::of_form(
                 format!("the connection is for {own} (SNI), the request for {host}"),
                 "open a new connection for another host",
             ));
         }
         if request.method() == Method::TRACE {
-            return Err(No::new(
+            return Err(Refusal::of_form(
                 "TRACE would show what was added to the request",
                 "use another method",
             ));
         }
         if upgrades_to_other_than_websocket(request) {
-            return Err(No::new(
+            return Err(Refusal::of_form(
                 "after this upgrade requests could not be seen any more",
                 "do without the Upgrade header",
             ));
@@ -207,7 +207,7 @@ impl Session {
         };
         match self.way.policy().decide(&target, self.way.guard()) {
             Decision::Allow { .. } => Ok(()),
-            Decision::Deny { why, hint } => Err(No { why, hint }),
+            Decision::Deny(refusal) => Err(refusal),
         }
     }
 
@@ -217,12 +217,12 @@ impl Session {
         parts: &mut Parts,
         switching: bool,
         narrowed: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Refused> {
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
         parts.uri = path.parse::<Uri>().map_err(|_| {
             self.refused(
                 &self.host(),
-                No::new("its target is no path", "write /path"),
+                Refusal::of_form("its target is no path", "write /path"),
             )
         })?;
         parts.version = Version::HTTP_11;
@@ -250,7 +250,7 @@ impl Session {
         &self,
         parts: &mut Parts,
         bound: &[Arc<Binding>],
-    ) -> Result<Option<Search>, Refusal> {
+    ) -> Result<Option<Search>, Refused> {
         let mut needles = Needles::default();
         let mut secrets = Vec::new();
         let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
@@ -306,16 +306,17 @@ impl Session {
         sought
     }
 
-    fn suspended(&self, name: &str) -> Refusal {
+    fn suspended(&self, name: &str) -> Refused {
         let why = format!(
             "\"{name}\" is suspended for this sandbox: answers stopped in the middle of it {MOST_NEAR_MISSES} times, as they do when it is being guessed"
         );
         let hint = "the request was not sent; the operator of this server can store a new value, or set the credentials of the sandbox again";
-        self.way.deny(&self.host(), why.clone(), hint);
+        let refusal = Refusal::new(Reason::Credential, why.clone(), hint);
+        self.way.deny(&self.host(), refusal);
         self.broken("credential_suspended", &why, hint)
     }
 
-    fn without(&self, binding: &Binding, why: &str) -> Refusal {
+    fn without(&self, binding: &Binding, why: &str) -> Refused {
         let why = format!(
             "\"{}\" can not be added to the request: {why}",
             binding.source.key()
@@ -325,7 +326,7 @@ impl Session {
         self.broken("credential_unavailable", &why, hint)
     }
 
-    async fn send(&self, mut request: Request<Incoming>) -> Result<Response<Incoming>, Refusal> {
+    async fn send(&self, mut request: Request<Incoming>) -> Result<Response<Incoming>, Refused> {
         let mut again = true;
         loop {
             let mut upstream = self.upstream.lock().await;
@@ -376,17 +377,16 @@ impl Session {
         retired.extend(old.map(|old| old.driver));
     }
 
-    fn unconnected(&self, error: ConnectError) -> Refusal {
+    fn unconnected(&self, error: ConnectError) -> Refused {
         let host = self.host();
         match error {
-            ConnectError::Dial(DialError::Refused { why, hint }) => {
-                self.refused(&host, No { why, hint })
-            }
+            ConnectError::Dial(DialError::Refused(no)) => self.refused(&host, no),
             ConnectError::Dial(DialError::Failed(error)) => self.unreachable(&error.to_string()),
             ConnectError::Untrusted(why) => {
                 let why = format!("its certificate is not to be trusted: {why}");
                 let hint = "nothing was sent; if the host is right, the operator of this server can add its authority";
-                self.way.deny(&host, why.clone(), hint);
+                let refusal = Refusal::new(Reason::Untrusted, why.clone(), hint);
+                self.way.deny(&host, refusal);
                 self.broken("upstream_untrusted", &why, hint)
             }
         }
@@ -397,7 +397,7 @@ impl Session {
         mut response: Response<Incoming>,
         from_box: Option<OnUpgrade>,
         search: Option<Search>,
-    ) -> Result<Response<Body>, Refusal> {
+    ) -> Result<Response<Body>, Refused> {
         if let Some(search) = &search {
             if search.is_in(response.headers()) {
                 stopped(&self.way, Stop::Reflected, search);
@@ -450,25 +450,26 @@ const REFLECTED_HINT: &str =
 /// Takes down why an answer did not go on.
 fn stopped(way: &Wayout, why: Stop, search: &Search) {
     let host = way.host().to_string();
+    let deny = |why: String, hint| {
+        way.deny(&host, Refusal::new(Reason::Credential, why, hint));
+    };
     match why {
-        Stop::Reflected => way.deny(&host, REFLECTED, REFLECTED_HINT),
+        Stop::Reflected => deny(REFLECTED.to_owned(), REFLECTED_HINT),
         Stop::NearMiss(of) => {
             for (name, count) in search.watched.near_miss(of) {
                 let why = format!(
                     "the response stopped after the first bytes of \"{name}\": near-miss {count} of {MOST_NEAR_MISSES}"
                 );
                 let hint = "it was cut off; a program that guesses a secret does this, and then its host is closed to the sandbox";
-                way.deny(&host, why, hint);
+                deny(why, hint);
             }
         }
-        Stop::Suspended => way.deny(
-            &host,
-            "a secret of this host was suspended while the response was under way",
+        Stop::Suspended => deny(
+            "a secret of this host was suspended while the response was under way".to_owned(),
             "it was cut off; the operator of this server can set the credentials again",
         ),
-        Stop::Unreadable => way.deny(
-            &host,
-            "the server sent WebSocket frames that cannot be searched for secrets",
+        Stop::Unreadable => deny(
+            "the server sent WebSocket frames that cannot be searched for secrets".to_owned(),
             "it was cut off; it must send them unmasked, not compressed, and as RFC 6455 has them",
         ),
     }

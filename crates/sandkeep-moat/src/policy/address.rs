@@ -34,6 +34,11 @@ impl Forbidden {
             Self::Own => "an address of the server's own machine",
         }
     }
+
+    /// Whether the operator can open addresses of this kind.
+    pub const fn can_be_opened(self) -> bool {
+        matches!(self, Self::Private | Self::Reserved)
+    }
 }
 
 /// Decides on addresses that were dialled or resolved. The operator's exceptions are the only
@@ -72,7 +77,7 @@ impl AddressGuard {
     /// `None` when the address may be dialled at all.
     pub fn refuses(&self, address: IpAddr) -> Option<Forbidden> {
         let found = classify(address);
-        if found == Some(Forbidden::Metadata) {
+        if found.is_some_and(|found| !found.can_be_opened()) {
             return found;
         }
         let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
@@ -82,9 +87,37 @@ impl AddressGuard {
             IpAddr::V6(v6) => embedded_v4(v6).map(IpAddr::V4),
         };
         if is_own(address) || inner.is_some_and(is_own) {
-            return Some(found.unwrap_or(Forbidden::Own));
+            // Also where the range could be opened: it opens nothing here.
+            return Some(
+                found
+                    .filter(|found| !found.can_be_opened())
+                    .unwrap_or(Forbidden::Own),
+            );
         }
         found.filter(|_| !self.opened.iter().any(|net| net.contains(&address)))
+    }
+
+    /// The range that makes this address one of the closed ones. `None` for those of this machine,
+    /// and for those that are not closed.
+    pub fn range_of(&self, address: IpAddr) -> Option<IpNet> {
+        let plain = |address| {
+            let fits = |(_, net): &&(Forbidden, IpNet)| net.contains(&address);
+            TABLE.iter().find(fits).map(|(_, net)| *net)
+        };
+        let inner = match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(v6) => embedded_v4(v6).map(IpAddr::V4),
+        };
+        inner.and_then(plain).or_else(|| plain(address))
+    }
+
+    /// Whether opening this network opens nothing at all: every address in it stays closed.
+    pub fn never_opens(net: &IpNet) -> Option<Forbidden> {
+        TABLE
+            .iter()
+            .find(|(_, closed)| closed.contains(net))
+            .map(|(why, _)| *why)
+            .filter(|why| !why.can_be_opened())
     }
 
     fn is_never(&self, address: IpAddr) -> bool {
@@ -93,8 +126,8 @@ impl AddressGuard {
 
     /// Every address that is refused, for those who must know beforehand.
     pub fn closed(&self) -> Addresses {
-        let soft = TABLE.iter().filter(|(why, _)| *why != Forbidden::Metadata);
-        let hard = TABLE.iter().filter(|(why, _)| *why == Forbidden::Metadata);
+        let soft = TABLE.iter().filter(|(why, _)| why.can_be_opened());
+        let hard = TABLE.iter().filter(|(why, _)| !why.can_be_opened());
         let soft = Addresses::of(soft.map(|(_, net)| net)).and_translated();
         let hard = Addresses::of(hard.map(|(_, net)| net).chain(&self.never));
         let own = self.own.read().unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use sandkeep_model::{Error, Result};
 use serde::Serialize;
 
-use super::{AddressGuard, Host, PlainPath, Policy, Standing};
+use super::{AddressGuard, Asked, Host, PlainPath, Policy, Reason, Refusal, Rule, Standing, To};
 
 /// A request inside a connection, when it can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,15 +30,19 @@ pub enum Decision {
     Allow {
         rule: String,
     },
-    Deny {
-        why: String,
-        hint: String,
-    },
+    Deny(Refusal),
 }
 
 impl Decision {
     pub const fn is_allowed(&self) -> bool {
         matches!(self, Self::Allow { .. })
+    }
+
+    pub fn refusal(self) -> Option<Refusal> {
+        match self {
+            Self::Allow { .. } => None,
+            Self::Deny(refusal) => Some(refusal),
+        }
     }
 }
 
@@ -47,19 +51,23 @@ impl Policy {
     /// requests inside it are decided again, one by one.
     pub fn decide(&self, target: &Target<'_>, guard: &AddressGuard) -> Decision {
         if let Host::Address(address) = target.host
-            && let Some(refusal) = refuse_address(guard, *address)
+            && let Some(refusal) = Refusal::of_address(guard, *address, None)
         {
-            return refusal;
+            return Decision::Deny(refusal);
         }
         let mut near = None;
+        let mut narrowed = None;
         for rule in &self.allow {
             if !rule.to.matches(target.host) {
                 continue;
             }
             if !rule.ports.contains(target.port) {
-                near = Some(format!(
-                    "{} is allowed, but not on port {}",
-                    target.host, target.port
+                near = Some((
+                    Reason::WrongPort,
+                    format!(
+                        "{} is allowed, but not on port {}",
+                        target.host, target.port
+                    ),
                 ));
                 continue;
             }
@@ -76,7 +84,8 @@ impl Policy {
                 }
                 Some(http) => {
                     let host = target.host;
-                    near = Some(match PlainPath::read(http.path) {
+                    narrowed = Some(http);
+                    let words = match PlainPath::read(http.path) {
                         Err(why) if rule.http.iter().any(|own| !own.path.is_any()) => format!(
                             "only some paths of {host} are allowed, and {} can be read in two ways: {why}",
                             http.path
@@ -85,7 +94,8 @@ impl Policy {
                             "{} {} is not among the requests allowed to {host}",
                             http.method, http.path
                         ),
-                    });
+                    };
+                    near = Some((Reason::RequestNotAllowed, words));
                 }
             }
         }
@@ -96,14 +106,25 @@ impl Policy {
                     rule: "open".to_owned(),
                 };
             }
-            near = Some(format!("{} is in a range this policy denies", target.host));
+            let why = format!("{} is in a range this policy denies", target.host);
+            near = Some((Reason::DeniedRange, why));
         }
-        let why =
-            near.unwrap_or_else(|| format!("{} is not in the policy of this box", target.host));
-        Decision::Deny {
-            why,
-            hint: hint_for(target),
-        }
+        let (reason, why) = near.unwrap_or_else(|| {
+            let why = format!("{} is not in the policy of this sandbox", target.host);
+            (Reason::NoRule, why)
+        });
+        let narrowed = narrowed.filter(|_| reason == Reason::RequestNotAllowed);
+        let hint = match narrowed {
+            Some(http) => hint_for_request(target, http),
+            None => hint_for(target),
+        };
+        Decision::Deny(Refusal {
+            request: narrowed.map(|http| Asked {
+                method: http.method.to_owned(),
+                path: http.path.to_owned(),
+            }),
+            ..Refusal::new(reason, why, hint)
+        })
     }
 
     /// Whether an address a name resolved to may be dialled for that name.
@@ -114,8 +135,8 @@ impl Policy {
         address: IpAddr,
         guard: &AddressGuard,
     ) -> Decision {
-        if let Some(refusal) = refuse_address(guard, address) {
-            return refusal;
+        if let Some(refusal) = Refusal::of_address(guard, address, Some(host)) {
+            return Decision::Deny(refusal);
         }
         let by_rule = self.allow.iter().find(|rule| rule.matches(host, port));
         match by_rule {
@@ -123,14 +144,15 @@ impl Policy {
             None if self.standing == Standing::Open && !self.denies(address) => Decision::Allow {
                 rule: "open".to_owned(),
             },
-            None => Decision::Deny {
-                why: format!("{host} resolves to {address}, which this policy denies"),
-                hint: hint_for(&Target {
+            None => Decision::Deny(Refusal::new(
+                Reason::DeniedRange,
+                format!("{host} resolves to {address}, which this policy denies"),
+                hint_for(&Target {
                     host,
                     port,
                     http: None,
                 }),
-            },
+            )),
         }
     }
 
@@ -143,23 +165,41 @@ impl Policy {
                 .any(|rule| rule.to.needs_a_name() && rule.to.matches(name))
     }
 
+    /// The rules that can let nothing through, because every address they name is closed here.
+    pub fn dead_rules(&self, guard: &AddressGuard) -> Vec<(String, Refusal)> {
+        let refused = |rule: &Rule| match &rule.to {
+            To::Host(Host::Address(address)) => Refusal::of_address(guard, *address, None),
+            To::Net(net) => Refusal::of_network(guard, *net),
+            To::Host(Host::Name(_)) | To::Below(_) => None,
+        };
+        self.allow
+            .iter()
+            .filter_map(|rule| Some((rule.name(), refused(rule)?)))
+            .collect()
+    }
+
+    /// Whether some rule names this host, on whatever port.
+    pub fn names(&self, host: &Host) -> bool {
+        self.allow.iter().any(|rule| rule.to.matches(host))
+    }
+
     fn denies(&self, address: IpAddr) -> bool {
         self.deny.iter().any(|net| net.contains(&address))
     }
 }
 
-fn refuse_address(guard: &AddressGuard, address: IpAddr) -> Option<Decision> {
-    let found = guard.refuses(address)?;
-    Some(Decision::Deny {
-        why: format!("{address} is {}, which no box may reach", found.words()),
-        hint: "only the operator of this server can open such a range (`allow_private`)".to_owned(),
-    })
-}
-
 fn hint_for(target: &Target<'_>) -> String {
     format!(
-        "if the task needs it, ask for \"{}:{}\" to be added to the policy of this box; `sandkeep policy suggest BOX` proposes it",
+        "if the task needs it, ask for \"{}:{}\" to be added to the policy of this sandbox; `sandkeep policy suggest SANDBOX` proposes it",
         target.host, target.port
+    )
+}
+
+/// The host is in the policy already; only requests to it may be missing.
+fn hint_for_request(target: &Target<'_>, http: HttpTarget<'_>) -> String {
+    format!(
+        "if the task needs it, ask for {} {} to be added to the `http` list of {} in the policy of this sandbox; `sandkeep policy suggest SANDBOX` proposes it",
+        http.method, http.path, target.host
     )
 }
 
@@ -171,6 +211,8 @@ pub struct Explanation {
     pub port: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -214,33 +256,48 @@ pub fn explain(
     let path = if path.is_empty() { "/" } else { path };
     let http = matches!(scheme, Some("http" | "https" | "ws" | "wss"))
         .then_some(HttpTarget { method, path });
-    Ok(
-        match policy.decide(
-            &Target {
-                host: &host,
-                port,
-                http,
-            },
-            guard,
-        ) {
-            Decision::Allow { rule } => Explanation {
-                allowed: true,
-                host,
-                port,
-                rule: Some(rule),
-                why: None,
-                hint: None,
-            },
-            Decision::Deny { why, hint } => Explanation {
-                allowed: false,
-                host,
-                port,
-                rule: None,
-                why: Some(why),
-                hint: Some(hint),
-            },
-        },
-    )
+    let target = Target {
+        host: &host,
+        port,
+        http,
+    };
+    let decision = policy.decide(&target, guard);
+    Ok(Explanation::of(decision, host, port))
+}
+
+impl Explanation {
+    fn of(decision: Decision, host: Host, port: u16) -> Self {
+        let (rule, refusal) = match decision {
+            Decision::Allow { rule } => (Some(rule), None),
+            Decision::Deny(refusal) => (None, Some(refusal)),
+        };
+        let mut found = Self {
+            allowed: refusal.is_none(),
+            host,
+            port,
+            rule,
+            reason: None,
+            why: None,
+            hint: None,
+        };
+        if let Some(refusal) = refusal {
+            found.say(refusal);
+        }
+        found
+    }
+
+    /// The rules let it through, and what its name resolves to does not. A lookup that failed is
+    /// no refusal, and said all the same.
+    pub(crate) fn but(&mut self, refusal: Refusal) {
+        self.allowed = refusal.reason.is_of_a_lookup();
+        self.say(refusal);
+    }
+
+    fn say(&mut self, refusal: Refusal) {
+        self.reason = Some(refusal.reason);
+        self.why = Some(refusal.why);
+        self.hint = Some(refusal.hint);
+    }
 }
 
 #[cfg(test)]

@@ -77,6 +77,12 @@ impl Addresses {
         }
     }
 
+    /// Whether every address of the network is in it.
+    pub fn covers(&self, net: &IpNet) -> bool {
+        let left = Self::of([net]).without(self);
+        left.v4.is_empty() && left.v6.is_empty()
+    }
+
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
         Self {

@@ -125,6 +125,13 @@ const CLIENTS: [Client; 5] = [
 ];
 
 impl Registries {
+    /// Each host once.
+    pub fn hosts(&self) -> Vec<(Host, u16)> {
+        let mut hosts: Vec<(Host, u16)> = self.found.iter().cloned().collect();
+        hosts.dedup_by(|one, other| one.0 == other.0);
+        hosts
+    }
+
     /// Of the user this server runs as.
     pub fn of_this_host() -> Self {
         let home = env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from);

@@ -6,7 +6,7 @@ use http::{
 };
 use http_body::Body;
 
-use super::connection::No;
+use crate::policy::Refusal;
 
 /// Headers by which servers and frameworks take another method, host or path than those of the
 /// request, beside the families of [`is_override`].
@@ -137,7 +137,10 @@ pub fn strip_upgrades_that_hide(headers: &mut HeaderMap) {
 }
 
 /// Refuses what one server ends here and another there.
-pub fn refuse_ambiguous_framing<B: Body>(request: &Request<B>, narrowed: bool) -> Result<(), No> {
+pub fn refuse_ambiguous_framing<B: Body>(
+    request: &Request<B>,
+    narrowed: bool,
+) -> Result<(), Refusal> {
     let codings: Vec<&HeaderValue> = request
         .headers()
         .get_all(TRANSFER_ENCODING)
@@ -149,14 +152,14 @@ pub fn refuse_ambiguous_framing<B: Body>(request: &Request<B>, narrowed: bool) -
         _ => false,
     };
     if !plain || (!codings.is_empty() && request.headers().contains_key(CONTENT_LENGTH)) {
-        return Err(No::new(
+        return Err(Refusal::of_form(
             "its length can be read in two ways",
             "send either Content-Length or \"Transfer-Encoding: chunked\", once",
         ));
     }
     let without_body = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE];
     if narrowed && without_body.contains(request.method()) && !request.body().is_end_stream() {
-        return Err(No::new(
+        return Err(Refusal::of_form(
             format!(
                 "only some requests to this host are allowed, and a body of {} can be read as a request of its own",
                 request.method()

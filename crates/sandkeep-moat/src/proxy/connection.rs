@@ -28,7 +28,7 @@ use crate::{
     dns,
     edge::{INSIDE_V4, original_destination},
     hooks::Place,
-    policy::{Decision, Host, Policy},
+    policy::{Decision, Host, Policy, Reason, Refusal},
     state::{Attempt, BoxState, BoxView, Patience},
 };
 
@@ -44,21 +44,6 @@ pub(super) struct Connection {
     pub meter: Arc<Meter>,
     pub head: Vec<u8>,
     pub watch: watch::Receiver<Arc<Policy>>,
-}
-
-/// A refusal with the words for it.
-pub(crate) struct No {
-    pub why: String,
-    pub hint: String,
-}
-
-impl No {
-    pub fn new(why: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self {
-            why: why.into(),
-            hint: hint.into(),
-        }
-    }
 }
 
 /// Ends it with a reset: the box learns at once, and nothing lingers.
@@ -110,7 +95,8 @@ pub fn take_on(state: &Arc<BoxState>, stream: TcpStream) -> Option<Duration> {
                 host: to.ip().to_string(),
                 port: to.port(),
             };
-            state.deny(&attempt, why, "close connections that are not needed, or ask for larger `limits` in the policy of this box".to_owned());
+            let hint = "close connections that are not needed, or ask for larger `limits` in the policy of this sandbox";
+            state.deny(&attempt, Refusal::new(Reason::Limit, why, hint));
             return refused(&stream);
         }
     };
@@ -185,16 +171,8 @@ impl Connection {
         if let Some(place) = place {
             return self.inside(place).await;
         }
-        if let Some(found) = self.state.guard().refuses(self.to.ip()) {
-            let no = No::new(
-                format!(
-                    "{} is {}, which no box may reach",
-                    self.to.ip(),
-                    found.words()
-                ),
-                "only the operator of this server can open such a range (`allow_private`)",
-            );
-            return self.refuse(Via::Tcp, &Host::from(self.to.ip()), no);
+        if let Some(refusal) = Refusal::of_address(self.state.guard(), self.to.ip(), None) {
+            return self.refuse(Via::Tcp, &Host::from(self.to.ip()), refusal);
         }
         let by_address = by_address(&self.state, policy, self.to);
         let by_rule = match &by_address {
@@ -306,12 +284,12 @@ impl Connection {
 
     /// Why nothing may be sent there unseen, because of another name that is narrowed. Not where
     /// a rule names the address itself: there what is no HTTP is allowed.
-    async fn shared_with(&self, found: &ByAddress, policy: &Policy) -> Option<No> {
+    async fn shared_with(&self, found: &ByAddress, policy: &Policy) -> Option<Refusal> {
         if matches!(found.basis, Basis::Address(_)) && found.rule != OPEN {
             return None;
         }
         let narrowed = narrowed_at(&self.state, policy, self.to).await?;
-        Some(No::new(
+        Some(Refusal::of_form(
             format!(
                 "only some requests to {narrowed} are allowed, which is or may be at this address ({}), too, and what is not HTTP can not be told from them",
                 self.to.ip()
@@ -356,7 +334,7 @@ impl Connection {
         match basis.decide(port, sight, policy, self.state.guard()) {
             // Where everything is open a hidden name hides nothing from the policy.
             Decision::Allow { rule } if hello.encrypted && rule != OPEN && by_rule.is_none() => {
-                let no = No::new(
+                let no = Refusal::of_form(
                     "its ClientHello is encrypted (ECH), so the real host can not be seen",
                     "switch ECH off in this program; our resolver gives out no keys for it",
                 );
@@ -366,12 +344,12 @@ impl Connection {
                 Some(interceptor) => self.intercept(interceptor, basis, rule).await,
                 None => self.pass(Via::Tls, basis, rule, None, Look::No).await,
             },
-            Decision::Deny { why, hint } => match by_rule {
+            Decision::Deny(refusal) => match by_rule {
                 Some(found) => {
                     self.pass(Via::Tls, found.basis, found.rule, None, Look::No)
                         .await
                 }
-                None => self.refuse(Via::Tls, &host, No { why, hint }),
+                None => self.refuse(Via::Tls, &host, refusal),
             },
         }
     }
@@ -579,7 +557,7 @@ impl Connection {
 
     pub(super) fn undialled(&self, via: Via, host: &Host, error: DialError) -> End {
         match error {
-            DialError::Refused { why, hint } => self.refuse(via, host, No { why, hint }),
+            DialError::Refused(refusal) => self.refuse(via, host, refusal),
             DialError::Failed(error) => {
                 tracing::debug!(box_id = %self.state.id, %host, port = self.to.port(), %error, "not reached");
                 End::Reset
@@ -590,19 +568,20 @@ impl Connection {
     fn refuse_address(&self, why: &str) -> End {
         let address = Host::from(self.to.ip());
         let hint = format!(
-            "use a name the policy allows, or ask for \"{address}:{}\" to be added to the policy of this box",
+            "use a name the policy allows, or ask for \"{address}:{}\" to be added to the policy of this sandbox",
             self.to.port()
         );
-        self.refuse(Via::Tcp, &address, No::new(why, hint))
+        let refusal = Refusal::new(Reason::NoName, why, hint);
+        self.refuse(Via::Tcp, &address, refusal)
     }
 
-    pub(super) fn refuse(&self, via: Via, host: &Host, no: No) -> End {
+    pub(super) fn refuse(&self, via: Via, host: &Host, refusal: Refusal) -> End {
         let attempt = Attempt {
             via,
             host: host.to_string(),
             port: self.to.port(),
         };
-        self.state.deny(&attempt, no.why, no.hint);
+        self.state.deny(&attempt, refusal);
         End::Reset
     }
 }

@@ -8,8 +8,9 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::{net::TcpStream, time::timeout};
 
 use crate::{
-    policy::{Decision, Forbidden, Host},
-    state::BoxState,
+    denials::Via,
+    policy::{Forbidden, Host, Reason, Refusal},
+    state::{Attempt, BoxState},
 };
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -21,7 +22,7 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub enum DialError {
     /// The policy or the guard says no.
-    Refused { why: String, hint: String },
+    Refused(Refusal),
     /// The other side can not be reached.
     Failed(io::Error),
 }
@@ -40,25 +41,31 @@ pub async fn name(
     port: u16,
     seen: Option<IpAddr>,
 ) -> Result<TcpStream, DialError> {
-    let found = match host {
-        Host::Address(address) => vec![*address],
-        Host::Name(_) => state.shared.resolver.addresses(host).await?,
-    };
     let policy = state.policy();
-    let mut refusal = None;
-    let mut good = Vec::new();
-    for address in found {
-        match policy.allows_resolved(host, port, address, state.guard()) {
-            Decision::Allow { .. } => good.push(address),
-            Decision::Deny { why, hint } => refusal = Some(DialError::Refused { why, hint }),
+    let good = match host {
+        Host::Address(address) => policy
+            .allows_resolved(host, port, *address, state.guard())
+            .refusal()
+            .map_or(Ok(vec![*address]), Err),
+        Host::Name(_) => {
+            let looked = state.shared.resolver.look(host).await;
+            looked.open_to(host, port, &policy, state.guard())
         }
-    }
-    if good.is_empty() {
-        return Err(refusal.unwrap_or_else(|| DialError::Refused {
-            why: format!("{host} has no address a box may reach"),
-            hint: "check the name; addresses inside private networks are never reached".to_owned(),
-        }));
-    }
+    };
+    let good = match good {
+        Ok(good) => good,
+        Err(refusal) if refusal.reason.is_of_a_lookup() => {
+            let failed = io::Error::other(refusal.why.clone());
+            let attempt = Attempt {
+                via: Via::Dns,
+                host: host.to_string(),
+                port: 0,
+            };
+            state.deny(&attempt, refusal);
+            return Err(DialError::Failed(failed));
+        }
+        Err(refusal) => return Err(DialError::Refused(refusal)),
+    };
     let good = elsewhere(&in_turn(&good, seen))?;
     Ok(race(&good, port).await?)
 }
@@ -76,25 +83,22 @@ fn elsewhere(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, DialError> {
         }
     }
     match own {
-        Some(address) if good.is_empty() => Err(DialError::Refused {
-            why: format!(
-                "{address} is {}, which no box may reach",
+        Some(address) if good.is_empty() => Err(DialError::Refused(Refusal::new(
+            Reason::OwnAddress,
+            format!(
+                "{address} is {}, which no sandbox can reach",
                 Forbidden::Own.words()
             ),
-            hint: "run what sandboxes need on another machine, or in a sandbox".to_owned(),
-        }),
+            "no rule or setting opens it: run what sandboxes need on another machine, or in a sandbox",
+        ))),
         _ => Ok(good),
     }
 }
 
 /// Dials one address that a rule names or our resolver gave.
 pub async fn address(state: &BoxState, address: IpAddr, port: u16) -> Result<TcpStream, DialError> {
-    if let Some(found) = state.guard().refuses(address) {
-        return Err(DialError::Refused {
-            why: format!("{address} is {}, which no box may reach", found.words()),
-            hint: "only the operator of this server can open such a range (`allow_private`)"
-                .to_owned(),
-        });
+    if let Some(refusal) = Refusal::of_address(state.guard(), address, None) {
+        return Err(DialError::Refused(refusal));
     }
     Ok(race(&elsewhere(&[address])?, port).await?)
 }

@@ -30,7 +30,7 @@ use super::{
     clean::{
         refuse_ambiguous_framing, strip_expectations, strip_for_narrowed, strip_upgrades_that_hide,
     },
-    connection::{Connection, End, No, cut_when},
+    connection::{Connection, End, cut_when},
     dial::DialError,
     meter::Flow,
     refusal,
@@ -41,7 +41,7 @@ use crate::{
     denials::Via,
     hooks::{Inside, Place, Visit},
     intercept::{strip_hop_by_hop, strip_response},
-    policy::{Decision, Host, HttpTarget, Target},
+    policy::{Decision, Host, HttpTarget, Refusal, Target},
     state::{BoxState, BoxView},
 };
 
@@ -162,9 +162,7 @@ impl Session {
         let host = admitted.host;
         match self.send(request).await {
             Ok(response) => self.pass_back(response, from_box),
-            Err(DialError::Refused { why, hint }) => {
-                self.refused(&host.to_string(), No { why, hint })
-            }
+            Err(DialError::Refused(refusal)) => self.refused(&host.to_string(), refusal),
             Err(DialError::Failed(error)) => {
                 refusal::unreachable(&host.to_string(), &error.to_string()).map(Either::Right)
             }
@@ -177,14 +175,14 @@ impl Session {
         request: &mut Request<B>,
         admitted: &Admitted,
         switching: bool,
-    ) -> Result<(), No> {
+    ) -> Result<(), Refusal> {
         let path = request
             .uri()
             .path_and_query()
             .map_or("/", |path| path.as_str());
         *request.uri_mut() = path
             .parse::<Uri>()
-            .map_err(|_| No::new("its target is no path", "write /path"))?;
+            .map_err(|_| Refusal::of_form("its target is no path", "write /path"))?;
         *request.version_mut() = Version::HTTP_11;
         let headers = request.headers_mut();
         strip_hop_by_hop(headers, switching);
@@ -198,31 +196,32 @@ impl Session {
             (host, 80) => host.to_string(),
             (host, port) => format!("{host}:{port}"),
         };
-        let host = HeaderValue::try_from(host)
-            .map_err(|_| No::new("its host is no name", "name the host that is dialled"))?;
+        let host = HeaderValue::try_from(host).map_err(|_| {
+            Refusal::of_form("its host is no name", "name the host that is dialled")
+        })?;
         headers.insert(HOST, host);
         Ok(())
     }
 
-    fn refused(&self, host: &str, no: No) -> Response<Body> {
-        let response = refusal::denied(host, &no.why, &no.hint);
+    fn refused(&self, host: &str, no: Refusal) -> Response<Body> {
+        let response = refusal::denied(host, &no);
         let attempt = crate::state::Attempt {
             via: Via::Http,
             host: host.to_owned(),
             port: self.connection.to.port(),
         };
-        self.connection.state.deny(&attempt, no.why, no.hint);
+        self.connection.state.deny(&attempt, no);
         response.map(Either::Right)
     }
 
     /// Decides on one request.
-    fn admit(&self, request: &Request<Incoming>) -> Result<Admitted, No> {
+    fn admit(&self, request: &Request<Incoming>) -> Result<Admitted, Refusal> {
         let port = self.connection.to.port();
         let host = named_host(request, "http", port)?;
         if let Some(settled) = self.settled.get()
             && settled.host != host
         {
-            return Err(No::new(
+            return Err(Refusal::of_form(
                 format!("this connection is for {}, not for {host}", settled.host),
                 "open a new connection for another host",
             ));
@@ -232,7 +231,7 @@ impl Session {
         if let Host::Address(address) = host
             && address != self.connection.to.ip()
         {
-            return Err(No::new(
+            return Err(Refusal::of_form(
                 format!("the request is for {address}, the connection went to another address"),
                 "name the host that is dialled",
             ));
@@ -250,7 +249,7 @@ impl Session {
         let (basis, rule) = match policy.decide(&target, state.guard()) {
             Decision::Allow { rule } => {
                 if narrowed && upgrades_to_other_than_websocket(request) {
-                    return Err(No::new(
+                    return Err(Refusal::of_form(
                         "after this upgrade requests could not be seen any more",
                         "do without the Upgrade header",
                     ));
@@ -260,10 +259,10 @@ impl Session {
                     Host::Name(_) => (Basis::Name(host.clone()), rule),
                 }
             }
-            Decision::Deny { why, hint } => match &self.by_rule {
+            Decision::Deny(refusal) => match &self.by_rule {
                 // Rules for this very name are stricter than one for its address.
                 Some(found) if !narrowed => (found.basis.clone(), found.rule.clone()),
-                _ => return Err(No { why, hint }),
+                _ => return Err(refusal),
             },
         };
         self.settled.get_or_init(|| Settled {
@@ -368,11 +367,15 @@ pub(crate) fn shown_host<B>(request: &Request<B>) -> String {
 }
 
 /// The one host a request names, in all the places where it can.
-pub(crate) fn named_host<B>(request: &Request<B>, scheme: &str, port: u16) -> Result<Host, No> {
+pub(crate) fn named_host<B>(
+    request: &Request<B>,
+    scheme: &str,
+    port: u16,
+) -> Result<Host, Refusal> {
     let hint = "send one Host header with the name of the host that is dialled";
-    let no = |why: &str| No::new(why, hint);
+    let no = |why: &str| Refusal::of_form(why, hint);
     if request.method() == Method::CONNECT {
-        return Err(No::new(
+        return Err(Refusal::of_form(
             "there is no proxy here to CONNECT through",
             "connect directly: connections are passed on transparently",
         ));

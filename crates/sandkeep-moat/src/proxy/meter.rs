@@ -15,7 +15,7 @@ use crate::{
     denials::Via,
     hooks::{ConnectionRecord, Phase},
     limits::{Charge, Permit},
-    policy::Host,
+    policy::{Host, Reason, Refusal},
     state::{Attempt, BoxState},
 };
 
@@ -31,7 +31,7 @@ pub struct Meter {
     state: Arc<BoxState>,
     sent: AtomicU64,
     received: AtomicU64,
-    _permit: Permit,
+    permit: Permit,
 }
 
 impl Meter {
@@ -40,11 +40,14 @@ impl Meter {
             state,
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
-            _permit: permit,
+            permit,
         }
     }
 
     pub fn charge(&self, way: Way, count: usize) -> Charge {
+        if self.permit.is_inside() {
+            return Charge::Go;
+        }
         let wide = u64::try_from(count).unwrap_or(u64::MAX);
         match way {
             Way::Out => {
@@ -56,10 +59,12 @@ impl Meter {
                 self.state.traffic.received(wide);
             }
         }
-        let charge = self
-            .state
-            .limiter
-            .charge(count, &self.state.policy().limits);
+        let limits = &self.state.policy().limits;
+        let charge = self.state.limiter.charge(count, limits);
+        if limits.total_bytes.is_some() {
+            // Before they are passed on: whoever kills the server gives nothing back.
+            self.state.write_numbers();
+        }
         if charge == Charge::UsedUp {
             self.state.deny(
                 &Attempt {
@@ -67,8 +72,11 @@ impl Meter {
                     host: "*".to_owned(),
                     port: 0,
                 },
-                "this box has used all the bytes its policy gives it".to_owned(),
-                "ask for a larger `limits.total_bytes` in the policy of this box".to_owned(),
+                Refusal::new(
+                    Reason::Limit,
+                    "this sandbox has used all the bytes its policy gives it",
+                    "ask for a larger `limits.total_bytes` in the policy of this sandbox",
+                ),
             );
         }
         charge
@@ -77,6 +85,9 @@ impl Meter {
     /// How much to move at once: with a rate, pieces are small enough to keep it even; and never
     /// more than the box may still have.
     pub fn piece(&self, most: usize) -> usize {
+        if self.permit.is_inside() {
+            return most;
+        }
         let limits = &self.state.policy().limits;
         let even = match limits.bytes_per_second {
             None => most,
@@ -156,5 +167,6 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         self.tell(Phase::Closed);
+        self.meter.state.write_numbers();
     }
 }

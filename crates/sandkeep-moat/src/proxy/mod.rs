@@ -22,6 +22,6 @@ pub use seam::{Intercepted, Wayout};
 pub use stream::BoxStream;
 
 pub(crate) use clean::{refuse_ambiguous_framing, strip_expectations, strip_for_narrowed};
-pub(crate) use connection::{No, take_on};
+pub(crate) use connection::take_on;
 pub(crate) use http::{MAX_HEAD, named_host, server, shown_host, upgrades_to_other_than_websocket};
 pub(crate) use refusal::Words;

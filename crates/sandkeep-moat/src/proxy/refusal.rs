@@ -8,18 +8,21 @@ use http::{
 use http_body_util::Full;
 use serde_json::json;
 
+use crate::policy::Refusal;
+
 /// What a refusal says, for those who tell it in another form.
 #[derive(Debug, Clone)]
 pub struct Words(pub String);
 
 /// The 403 of the moat. The connection ends after it.
-pub fn denied(host: &str, why: &str, hint: &str) -> Response<Full<Bytes>> {
+pub fn denied(host: &str, refusal: &Refusal) -> Response<Full<Bytes>> {
     let body = json!({
         "error": "egress_denied",
         "host": host,
         "rule": null,
-        "why": why,
-        "hint": hint,
+        "reason": refusal.reason,
+        "why": refusal.why,
+        "hint": refusal.hint,
     });
     answer(StatusCode::FORBIDDEN, &body)
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     denials::Via,
-    policy::{AddressGuard, Host, Policy},
+    policy::{AddressGuard, Host, Policy, Refusal},
     state::{Attempt, BoxState, BoxView},
 };
 
@@ -87,12 +87,12 @@ impl Wayout {
     }
 
     /// Takes down that a request was refused. Telling the box is the caller's.
-    pub fn deny(&self, host: &str, why: impl Into<String>, hint: impl Into<String>) {
+    pub fn deny(&self, host: &str, refusal: Refusal) {
         let attempt = Attempt {
             via: Via::Http,
             host: host.chars().take(Host::MAX_LENGTH).collect(),
             port: self.port(),
         };
-        self.state.deny(&attempt, why.into(), hint.into());
+        self.state.deny(&attempt, refusal);
     }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 
 use crate::{
-    policy::{AddressGuard, Decision, Host, Policy, Target, To},
+    policy::{AddressGuard, Decision, Host, Policy, Refusal, Target, To},
     state::BoxState,
 };
 
@@ -62,10 +62,10 @@ impl Basis {
             return decision;
         }
         if sight == Sight::Unseen && policy.needs_interception(&host, port) {
-            return Decision::Deny {
-                why: format!("only some requests to {host} are allowed, and these can not be seen"),
-                hint: "use HTTP or HTTPS with the name of the host".to_owned(),
-            };
+            return Decision::Deny(Refusal::of_form(
+                format!("only some requests to {host} are allowed, and these cannot be seen"),
+                "use HTTP or HTTPS with the name of the host",
+            ));
         }
         match self {
             Self::NameAt(_, address) => policy.allows_resolved(&host, port, *address, guard),
@@ -95,7 +95,7 @@ pub fn by_address(state: &BoxState, policy: &Policy, to: SocketAddr) -> Option<B
         .find_map(
             |basis| match basis.decide(to.port(), Sight::Unseen, policy, state.guard()) {
                 Decision::Allow { rule } => Some((basis, rule)),
-                Decision::Deny { .. } => None,
+                Decision::Deny(_) => None,
             },
         )?;
     let whatever_is_said = matches!(basis, Basis::Address(_))

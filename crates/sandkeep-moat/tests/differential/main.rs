@@ -141,6 +141,7 @@ async fn run(world: World, mut servers: Servers, time: Duration, seed: u64) {
         policy: Rules::allowing(["o.test"]).unwrap(),
         bindings: Vec::new(),
         from_point: None,
+        copy_of: None,
     });
     let _second = attached.await.unwrap();
     let by_address = |policy, namespace: &Arc<OwnedFd>| Sender {

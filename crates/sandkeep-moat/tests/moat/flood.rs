@@ -150,6 +150,7 @@ fn an_attached_box_ends_with_its_places() {
             policy: Policy::allowing(["good.test"]).unwrap(),
             bindings: Vec::new(),
             from_point: None,
+            copy_of: None,
         };
         let moat = world.moat.attach(spec).await.unwrap();
         world.resolve("good.test").await;

@@ -7,7 +7,7 @@ use http::Response;
 use sandkeep_moat::{BoxFuture, Inside, InsideDesk, Place, Visit, policy::Policy};
 use serde_json::{Value, json};
 
-use crate::world::{EVIL, World, at, denied, get, in_world_with};
+use crate::world::{EVIL, GOOD, World, at, denied, get, in_world_with};
 
 const OURS: &str = "10.0.0.1";
 const METADATA: &str = "169.254.169.254";
@@ -75,6 +75,7 @@ fn why() {
 #[test]
 fn policy_and_denials() {
     with_desk(|world| async move {
+        world.zone.address("good.test", GOOD);
         let moat = world.allowing(&["good.test:443"]).await;
         let (_, answer) = ask(&world, "/policy").await;
         assert_eq!(answer["policy"]["allow"][0]["to"], "good.test");

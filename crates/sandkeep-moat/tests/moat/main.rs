@@ -18,6 +18,7 @@ mod origin;
 mod own;
 mod plain;
 mod read_alike;
+mod reasons;
 mod reflection;
 mod syn;
 mod tls;

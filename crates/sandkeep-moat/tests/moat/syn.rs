@@ -268,6 +268,7 @@ fn what_was_told_is_known_after_the_server_was_killed() {
                         policy,
                         bindings: Vec::new(),
                         from_point: point.map(str::to_owned),
+                        copy_of: None,
                     })
                     .await
                     .unwrap()

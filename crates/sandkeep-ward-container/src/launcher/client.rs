@@ -1,6 +1,6 @@
 //! The server's side of the launcher: starts it, hands it jobs, starts it again when it died.
 
-use super::protocol::{self, Answer, Job, Save, Setup, Started};
+use super::protocol::{self, Answer, Job, Restore, Save, Setup, Started};
 use crate::{failure::Doing, proc::watch_fd};
 use rustix::{
     io::Errno,
@@ -129,20 +129,51 @@ impl Launcher {
         let bytes = protocol::encode(job).doing("encoding the job")?;
         let deadline = match job {
             Job::Start(_) => START_DEADLINE,
-            Job::Restore(_) | Job::Save(_) => MEMORY_DEADLINE,
+            Job::Restore(_) | Job::Try(_) | Job::Save(_) => MEMORY_DEADLINE,
         };
-        let beside = [directory.as_fd()];
-        let mut outcome = self.attempt(&bytes, &beside, deadline, abandoned).await?;
-        if matches!(outcome, Outcome::Silence) {
-            // The job was lost with the launcher: a new one gets it once more.
-            outcome = self.attempt(&bytes, &beside, deadline, abandoned).await?;
-        }
-        match outcome {
+        match self.twice(&bytes, directory, deadline, abandoned).await? {
             Outcome::Answered(Answer::Started(started), Some(pidfd)) => Ok((started, pidfd)),
             Outcome::Answered(Answer::Started(_), None) => {
                 Err(Error::internal("the launcher sent no pidfd"))
             }
             other => Err(nothing("starting the box", other)),
+        }
+    }
+
+    /// Brings an image back up to the moment before any of it runs, and ends it there.
+    pub async fn try_image(
+        &self,
+        job: Restore,
+        directory: &OwnedFd,
+        abandoned: &CancellationToken,
+    ) -> Result<()> {
+        let bytes = protocol::encode(&Job::Try(job)).doing("encoding the job")?;
+        match self
+            .twice(&bytes, directory, MEMORY_DEADLINE, abandoned)
+            .await?
+        {
+            Outcome::Answered(Answer::ComesBack, _) => Ok(()),
+            Outcome::Answered(Answer::Failed { message, .. }, _) => Err(Error::new(
+                Code::NotEnforceable,
+                format!("the memory of the sandbox would not come back from the disk: {message}"),
+            )
+            .hint("end the process that holds what is named, and try again")),
+            other => Err(nothing("trying the memory of the sandbox", other)),
+        }
+    }
+
+    /// A job that was lost with the launcher is given to a new one.
+    async fn twice(
+        &self,
+        job: &[u8],
+        directory: &OwnedFd,
+        deadline: Duration,
+        abandoned: &CancellationToken,
+    ) -> Result<Outcome> {
+        let beside = [directory.as_fd()];
+        match self.attempt(job, &beside, deadline, abandoned).await? {
+            Outcome::Silence => self.attempt(job, &beside, deadline, abandoned).await,
+            outcome => Ok(outcome),
         }
     }
 

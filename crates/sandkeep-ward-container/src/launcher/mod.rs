@@ -237,6 +237,8 @@ impl Launcher {
         let until = Instant::now() + if saves { SAVE_DEADLINE } else { CLEAN_DEADLINE };
         while !cgroups.processes().is_empty() && Instant::now() < until {
             if !saves {
+                // A CRIU that ends before the processes it holds would let them go.
+                cgroups.halt();
                 cgroups.kill_all();
             }
             std::thread::sleep(Duration::from_millis(5));

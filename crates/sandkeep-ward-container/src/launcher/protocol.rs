@@ -41,6 +41,8 @@ pub struct Setup {
 pub enum Job {
     Start(Start),
     Restore(Restore),
+    /// The same, and to end it before anything of it runs.
+    Try(Restore),
     Save(Save),
 }
 
@@ -97,6 +99,8 @@ pub enum Answer {
     /// The agent runs; its pidfd is beside this.
     Started(Started),
     Saved,
+    /// What was to be tried comes back.
+    ComesBack,
     /// The box holds what can not be written.
     Refused {
         why: String,

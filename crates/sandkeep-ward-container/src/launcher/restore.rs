@@ -10,7 +10,7 @@ use super::{
     protocol::{self, Started},
     repair,
     room::{self, Room},
-    run::{Beside, Run, Seen},
+    run::{Beside, Run, Seen, Task},
     seccomp_image, table, userns, userns_image,
     verify::{self, Expected},
     wipe, words,
@@ -25,7 +25,7 @@ use crate::{
 use rustix::{
     fs::{CWD, Mode, OFlags, mkfifoat, open},
     mount::mount_bind,
-    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+    process::{Pid, PidfdFlags, pidfd_open},
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
 use sandkeep_host::idmap;
@@ -35,7 +35,7 @@ use std::{
     fs,
     io::{self, Write as _},
     os::{
-        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::fs::PermissionsExt as _,
     },
     path::{Path, PathBuf},
@@ -70,17 +70,35 @@ pub fn restore(
     job: &protocol::Restore,
     here: &Restoring<'_>,
 ) -> Result<(Started, Cloned), Failure> {
-    let home = (!here.place.cgroups.needs_attach())
-        .then(Home::here)
-        .flatten();
-    let made = bring_back(job, here);
+    let home = Home::of(here);
+    let made = bring_back(job, here, Purpose::ToRun);
     if made.is_err() {
-        clear(here.place.cgroups);
-        if let Some(home) = home {
-            home.back();
-        }
+        leave_nothing(here, home);
     }
     made
+}
+
+/// Whether it would be brought back. Nothing of the box has run when this returns, and nothing of it
+/// is left.
+pub fn try_out(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(), Failure> {
+    let home = Home::of(here);
+    let made = bring_back(job, here, Purpose::Trial);
+    leave_nothing(here, home);
+    made.map(drop)
+}
+
+fn leave_nothing(here: &Restoring<'_>, home: Option<Home>) {
+    clear(here.place.cgroups);
+    if let Some(home) = home {
+        home.back();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    ToRun,
+    /// To see whether it could.
+    Trial,
 }
 
 /// Where this process was before it went into the cgroup of the box, on a host with cgroup2
@@ -91,6 +109,13 @@ struct Home {
 }
 
 impl Home {
+    fn of(here: &Restoring<'_>) -> Option<Self> {
+        if here.place.cgroups.needs_attach() {
+            return None;
+        }
+        Self::here()
+    }
+
     fn here() -> Option<Self> {
         let mount = Layout::of_this_host().ok()?.v2?.mount;
         let text = fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -113,7 +138,11 @@ impl Home {
     }
 }
 
-fn bring_back(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started, Cloned), Failure> {
+fn bring_back(
+    job: &protocol::Restore,
+    here: &Restoring<'_>,
+    purpose: Purpose,
+) -> Result<(Started, Cloned), Failure> {
     let start = &job.start;
     seccomp_image::check(&job.image, here.place.filters)?;
     if !job.criu.careful
@@ -168,13 +197,24 @@ fn bring_back(job: &protocol::Restore, here: &Restoring<'_>) -> Result<(Started,
     let words = words_for(job.listener, &listener);
     // Both ends, so that it does not end when the script closes its own.
     let question = room.open(QUESTION, OFlags::RDWR | OFlags::NONBLOCK)?;
-    let criu = Run::start(&words, None)?;
+    let mut criu = Run::start(&words, Task::Restore)?;
+    if purpose == Purpose::Trial {
+        criu.must_get_on(here.place.cgroups.clone());
+    }
     room.leave()?;
     let around = Around {
         room,
         agent: agent.device,
     };
-    run(job, here, &around, criu, &question.into(), all_here)
+    let beside = Beside {
+        caller: here.reply.as_fd(),
+        question: question.as_fd(),
+    };
+    let outcome = attend(job, here, &around, &mut criu, beside, (all_here, purpose));
+    if outcome.is_err() || purpose == Purpose::Trial {
+        end_unrun(&mut criu, here.place.cgroups);
+    }
+    outcome
 }
 
 fn words_for(inode: u64, listener: &OwnedFd) -> Vec<OsString> {
@@ -225,39 +265,31 @@ fn connections_of_the_past() -> Result<(), Failure> {
     Ok(())
 }
 
-fn run(
+/// Until CRIU is done, or nothing more is wanted of it. Whatever is there then and is not to run is
+/// the caller's to end.
+fn attend(
     job: &protocol::Restore,
     here: &Restoring<'_>,
     around: &Around,
-    mut criu: Run,
-    question: &OwnedFd,
-    all_here: AllHere,
+    criu: &mut Run,
+    beside: Beside<'_>,
+    (all_here, purpose): (AllHere, Purpose),
 ) -> Result<(Started, Cloned), Failure> {
     let mut found = None;
     let mut all_here = Some(all_here);
-    let beside = Beside {
-        caller: here.reply.as_fd(),
-        question: question.as_fd(),
-    };
     loop {
         match criu.wait(Some(beside))? {
             Seen::Asked => {
-                let looked = asked(question)
-                    .and_then(|pid| look(pid, job, here, around))
-                    .and_then(|whole| {
-                        all_here
-                            .take()
-                            .map_or(Ok(()), AllHere::end)
-                            .doing("giving the box its own addresses alone")?;
-                        Ok(whole)
-                    });
-                match looked {
-                    Ok(whole) => found = Some(whole),
-                    Err(failure) => {
-                        criu.kill();
-                        return Err(failure);
-                    }
+                let whole = asked(beside.question).and_then(|pid| look(pid, job, here, around))?;
+                all_here
+                    .take()
+                    .map_or(Ok(()), AllHere::end)
+                    .doing("giving the box its own addresses alone")?;
+                if purpose == Purpose::Trial {
+                    around.room.remember(&job.criu);
+                    return Ok(whole);
                 }
+                found = Some(whole);
                 (around.room)
                     .open(ANSWER, OFlags::WRONLY)?
                     .write_all(b"go\n")
@@ -274,7 +306,6 @@ fn run(
                 };
             }
             Seen::GiveUp => {
-                criu.kill();
                 return Err(io::Error::from(io::ErrorKind::TimedOut))
                     .doing("bringing the box back");
             }
@@ -282,7 +313,18 @@ fn run(
     }
 }
 
-fn asked(question: &OwnedFd) -> Result<i32, Failure> {
+/// Ends what came back before any of it runs. CRIU holds its processes, and would let them go if it
+/// ended first.
+fn end_unrun(criu: &mut Run, cgroups: &Cgroups) {
+    cgroups
+        .processes()
+        .into_iter()
+        .filter(|pid| *pid != own_pid() && *pid != criu.pid())
+        .for_each(proc::kill);
+    criu.kill();
+}
+
+fn asked(question: BorrowedFd<'_>) -> Result<i32, Failure> {
     let mut text = [0_u8; 32];
     let length = rustix::io::read(question, &mut text).doing("listening to CRIU")?;
     std::str::from_utf8(&text[..length])
@@ -362,13 +404,7 @@ fn clear(cgroups: &Cgroups) {
         if others.is_empty() || Instant::now() >= until {
             return;
         }
-        for pid in others {
-            if let Some(pid) = Pid::from_raw(pid)
-                && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
-            {
-                let _gone = pidfd_send_signal(&pidfd, Signal::KILL);
-            }
-        }
+        others.into_iter().for_each(proc::kill);
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -28,6 +28,7 @@ use rustix::{
     process::{chdir, fchdir, pivot_root},
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
+use sandkeep_model::words;
 use std::{
     fs::{self, File},
     io::{self, Read as _},
@@ -143,7 +144,7 @@ impl Room {
     /// The log of the last run, as far as it is readable.
     pub fn log(&self) -> String {
         let bytes = self.read(LOG).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
+        words::of_bytes(&bytes)
     }
 
     /// Keeps what CRIU has found out for the next time. Nothing is lost when this fails.

@@ -2,12 +2,14 @@
 
 use super::room::{IMAGE, LOG, PROGRAM};
 use crate::{
+    cgroup::Cgroups,
     failure::{Doing, Failure},
     writing,
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, pidfd_open},
+    thread::{CapabilitySet, remove_capability_from_bounding_set},
 };
 use std::{
     ffi::OsString,
@@ -22,6 +24,10 @@ use std::{
 
 /// Longer than any sandbox needs; an image of some GiB is written within.
 const DEADLINE: Duration = Duration::from_secs(300);
+/// Of a CRIU that waits for what never happens. One that reads from a slow disk uses the processor.
+const STALLED: Duration = Duration::from_secs(20);
+/// Looking at it uses less.
+const LEAST: Duration = Duration::from_millis(20);
 /// How often it is checked whether the caller still waits for the outcome.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -30,6 +36,47 @@ pub struct Run {
     child: Child,
     pidfd: OwnedFd,
     until: Instant,
+    progress: Option<(Cgroups, Progress)>,
+}
+
+/// When processes last used the processor in earnest.
+struct Progress {
+    at: Instant,
+    used: Duration,
+}
+
+impl Progress {
+    const fn from(at: Instant) -> Self {
+        Self {
+            at,
+            used: Duration::ZERO,
+        }
+    }
+
+    /// `used` is all that was used so far.
+    fn has_stalled(&mut self, now: Instant, used: Duration) -> bool {
+        if used >= self.used + LEAST {
+            *self = Self { at: now, used };
+        }
+        now.saturating_duration_since(self.at) >= STALLED
+    }
+}
+
+/// What CRIU is to do.
+#[derive(Clone, Copy)]
+pub enum Task<'a> {
+    /// `writing` is the lock of whoever writes a sandbox.
+    Save {
+        writing: &'a OwnedFd,
+    },
+    Restore,
+}
+
+/// CRIU opens what an image has no name for by the number that its file system gave it. All disks are
+/// of one file system: the number leads to the disk of the sandbox that was written, whichever disk
+/// this is restored on. A trial would find there what is gone at the resume.
+fn find_nothing_by_number() -> io::Result<()> {
+    remove_capability_from_bounding_set(CapabilitySet::DAC_READ_SEARCH).map_err(io::Error::from)
 }
 
 /// What may happen while CRIU works.
@@ -50,15 +97,21 @@ pub enum Seen {
 }
 
 impl Run {
-    /// In the room this process is in. `writing` is the lock of whoever writes a sandbox.
-    pub fn start(words: &[OsString], writing: Option<&OwnedFd>) -> Result<Self, Failure> {
+    /// In the room this process is in.
+    pub fn start(words: &[OsString], task: Task<'_>) -> Result<Self, Failure> {
         let doing = "running CRIU";
         let mut command = Command::new(PROGRAM);
-        if let Some(writing) = writing {
-            let writing = writing.try_clone().doing(doing)?;
-            // SAFETY: this process has one thread, so what runs between fork and exec may do
-            // whatever other code may.
-            unsafe { command.pre_exec(move || writing::note_criu(&writing)) };
+        match task {
+            Task::Save { writing } => {
+                let writing = writing.try_clone().doing(doing)?;
+                // SAFETY: this process has one thread, so what runs between fork and exec may do
+                // whatever other code may.
+                unsafe { command.pre_exec(move || writing::note_criu(&writing)) };
+            }
+            Task::Restore => {
+                // SAFETY: as above.
+                unsafe { command.pre_exec(find_nothing_by_number) };
+            }
         }
         let mut child = command
             .args(words)
@@ -89,12 +142,32 @@ impl Run {
                 child,
                 pidfd,
                 until: Instant::now() + DEADLINE,
+                progress: None,
             }),
             Err(error) => {
                 let _gone = child.kill();
                 Err(error).doing("watching CRIU")
             }
         }
+    }
+
+    /// It is given up when nothing happens in its cgroups any more.
+    pub fn must_get_on(&mut self, cgroups: Cgroups) {
+        self.progress = Some((cgroups, Progress::from(Instant::now())));
+    }
+
+    /// What cannot be told counts as getting on: there is a deadline beside this.
+    fn has_stalled(&mut self) -> bool {
+        let Some((cgroups, progress)) = &mut self.progress else {
+            return false;
+        };
+        let used = cgroups.usage().map(|usage| usage.cpu_usec);
+        used.is_ok_and(|used| progress.has_stalled(Instant::now(), Duration::from_micros(used)))
+    }
+
+    pub fn pid(&self) -> i32 {
+        // The kernel has no larger ones.
+        i32::try_from(self.child.id()).unwrap_or(i32::MAX)
     }
 
     /// Waits for its end, or for what `beside` it may happen.
@@ -119,7 +192,7 @@ impl Run {
             if there(0) {
                 return self.child.wait().map(Seen::Ended).doing("waiting for CRIU");
             }
-            if there(1) || Instant::now() >= self.until {
+            if there(1) || Instant::now() >= self.until || self.has_stalled() {
                 return Ok(Seen::GiveUp);
             }
         }
@@ -130,5 +203,26 @@ impl Run {
         // It may have ended by itself.
         let _gone = self.child.kill();
         let _reaped = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_criu_that_waits_for_ever_is_told_from_a_slow_one() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut slow = Progress::from(begun);
+        for second in 0..300 {
+            // A hundredth of a processor.
+            assert!(!slow.has_stalled(at(second), Duration::from_millis(second * 10)));
+        }
+        // Nothing but whoever looks at it.
+        let mut hung = Progress::from(begun);
+        let used = |second| Duration::from_millis(500) + Duration::from_micros(second * 100);
+        assert!((0..STALLED.as_secs()).all(|second| !hung.has_stalled(at(second), used(second))));
+        assert!(hung.has_stalled(at(STALLED.as_secs()), used(STALLED.as_secs())));
     }
 }

@@ -5,7 +5,7 @@ use super::{
     mounts::{self, NODEV, NOEXEC, NOSUID},
     protocol, repair,
     room::{self, Room},
-    run::{Run, Seen},
+    run::{Run, Seen, Task},
     table, whole, words,
 };
 use crate::{
@@ -80,7 +80,7 @@ fn write(job: &protocol::Save, writing: &OwnedFd) -> Result<(), NotSaved> {
     // From inside, the network of the box is the host's business and no part of the image.
     move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
         .doing("entering the network namespace of the box")?;
-    let mut run = Run::start(&words_for(job), Some(writing))?;
+    let mut run = Run::start(&words_for(job), Task::Save { writing })?;
     room.leave()?;
     let status = match run.wait(None)? {
         Seen::Ended(status) => status,

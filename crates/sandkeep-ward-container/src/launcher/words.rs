@@ -90,7 +90,7 @@ pub fn reason(log: &str) -> String {
 }
 
 /// What a program said that CRIU ran and that failed: `tar`, or the script that asks. CRIU itself
-/// tells only how it ended, and every line of its own begins with the time.
+/// tells only how it ended, and every line of its own begins with the time, or names a file of it.
 fn of_a_program(log: &str) -> Option<String> {
     const ENDED: [&str; 2] = ["exited, status=", "killed by signal"];
     let lines: Vec<&str> = log.lines().collect();
@@ -100,7 +100,7 @@ fn of_a_program(log: &str) -> Option<String> {
     let mut said: Vec<&str> = lines[..at]
         .iter()
         .rev()
-        .take_while(|line| !line.starts_with('('))
+        .take_while(|line| !line.starts_with('(') && !line.contains(" (criu/"))
         .take(LINES)
         .copied()
         .collect();
@@ -199,6 +199,9 @@ mod tests {
             "exited, status=2 (tar: /dev/shm: Cannot open: No space left on device; \
              tar: Error is not recoverable: exiting now)"
         );
+        let own = "     1: Error (criu/util.c:15): rlimit: no\n     6: Error (criu/pidfd.c:8): Could not open it\n\
+                   Error (criu/util.c:657): 9 killed by signal 9: Killed\n";
+        assert_eq!(reason(own), "rlimit: no");
         let silent = "(00.01) x\n(00.02) Error (criu/util.c:657): exited, status=2\n";
         assert_eq!(reason(silent), "exited, status=2");
     }

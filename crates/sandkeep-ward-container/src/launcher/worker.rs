@@ -110,8 +110,12 @@ fn answer_failure(reply: &OwnedFd, failure: &Failure) {
         message: failure.to_string(),
         errno: failure.source.raw_os_error(),
     };
-    if let Ok(bytes) = protocol::encode(&answer) {
-        // When the server is gone there is nobody to tell.
+    tell(reply, &answer);
+}
+
+/// When the server is gone there is nobody to tell.
+fn tell(reply: &OwnedFd, answer: &Answer) {
+    if let Ok(bytes) = protocol::encode(answer) {
         let _told = protocol::send(reply, &bytes, &[]);
     }
 }
@@ -158,6 +162,21 @@ fn serve(place: &Place<'_>, packet: Packet, launcher: &OwnedFd) {
                 reply: &reply,
             },
         ),
+        Ok(Job::Try(job)) => {
+            let here = Restoring {
+                place,
+                directory: &directory,
+                reply: &reply,
+            };
+            let tried = restore::try_out(&job, &here);
+            // Free before anybody is told that it is.
+            leave(setup, cgroups);
+            done(launcher);
+            return match tried {
+                Ok(()) => tell(&reply, &Answer::ComesBack),
+                Err(failure) => answer_failure(&reply, &failure),
+            };
+        }
         Ok(Job::Save(job)) => {
             let saved = writing
                 .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
@@ -197,10 +216,7 @@ fn answer_save(reply: &OwnedFd, saved: Result<(), NotSaved>) {
         Err(NotSaved::Refused(why)) => Answer::Refused { why },
         Err(NotSaved::Failed(failure)) => return answer_failure(reply, &failure),
     };
-    if let Ok(bytes) = protocol::encode(&answer) {
-        // When the server is gone there is nobody to tell.
-        let _told = protocol::send(reply, &bytes, &[]);
-    }
+    tell(reply, &answer);
 }
 
 fn start(

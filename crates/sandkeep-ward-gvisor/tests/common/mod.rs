@@ -20,21 +20,48 @@ use tempfile::TempDir;
 pub struct GvisorBench {
     pub lab: Lab,
     state: TempDir,
+    runsc: Option<PathBuf>,
 }
 
-/// `None` when the operator asked to leave these tests out, or there is no runsc and nobody
-/// said that there must be: `script/test` installs it and sets SANDKEEP_TEST_GVISOR.
+/// The `runsc` of SANDKEEP_TEST_RUNSC, or the one of this host. `None` when the operator asked to
+/// leave these tests out, or there is no runsc and nobody said that there must be: `script/test`
+/// installs it and sets SANDKEEP_TEST_GVISOR.
 pub fn bench() -> Option<GvisorBench> {
-    if find_runsc(None).is_none() && std::env::var_os("SANDKEEP_TEST_GVISOR").is_none() {
+    with(named("SANDKEEP_TEST_RUNSC"))
+}
+
+/// The oldest release we take, where `script/test` says where it is: beside the newest.
+pub fn oldest() -> Option<GvisorBench> {
+    with(Some(named("SANDKEEP_TEST_RUNSC_OLDEST")?))
+}
+
+fn named(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from)
+}
+
+fn with(runsc: Option<PathBuf>) -> Option<GvisorBench> {
+    if find_runsc(runsc.as_deref()).is_none() && std::env::var_os("SANDKEEP_TEST_GVISOR").is_none()
+    {
         return None;
     }
     Some(GvisorBench {
         lab: Lab::open()?,
         state: TempDir::new().expect("a state directory"),
+        runsc,
     })
 }
 
 impl GvisorBench {
+    /// As if the operator had replaced it.
+    pub fn use_runsc_of(&mut self, other: &Self) {
+        self.runsc.clone_from(&other.runsc);
+    }
+
+    pub async fn engine(&self) -> String {
+        let engine = self.ward().engine().await;
+        engine.expect("there is a runsc").build
+    }
+
     /// Longer than a socket address, as state directories may be.
     pub fn state_dir(&self) -> PathBuf {
         self.state.path().join("a".repeat(120)).join("ward-gvisor")
@@ -47,8 +74,11 @@ fn record(live: &LiveBox) -> Record {
 
 impl Bench for GvisorBench {
     fn ward(&self) -> Arc<dyn Ward> {
-        GvisorWard::new(GvisorWardConfig::new(self.state_dir(), self.lab.agent()))
-            .expect("the ward is made")
+        GvisorWard::new(GvisorWardConfig {
+            runsc: self.runsc.clone(),
+            ..GvisorWardConfig::new(self.state_dir(), self.lab.agent())
+        })
+        .expect("the ward is made")
     }
 
     fn root(&self) -> PathBuf {
@@ -100,10 +130,11 @@ impl MemoryBench for GvisorBench {
         lab::fresh_directory(self.state.path())
     }
 
-    /// A deleted file that is still open on the disk of the box.
+    /// A deleted pipe that is still open on the disk of the box: no release writes that. (Old ones
+    /// do not write deleted files either.)
     fn obstacle(&self) -> Option<Obstacle> {
         Some(Obstacle {
-            make: "nohup sh -c 'exec 3> /root/deleted; rm /root/deleted; echo yes > /run/held; \
+            make: "mkfifo /root/deleted; nohup sh -c 'exec 3<> /root/deleted; rm /root/deleted; echo yes > /run/held; \
                    exec sleep 1000' >/dev/null 2>&1 & until [ -s /run/held ]; do sleep 0.1; done",
             undo: "pkill sleep",
             named: "/root/deleted",

@@ -30,7 +30,8 @@ pub async fn build(client: &Client, output: Output, args: &BuildArgs) -> anyhow:
     };
     let mut recipe = read(&args.file)?;
     recipe["no_cache"] = args.no_cache.into();
-    let steps = recipe["steps"].as_array_mut();
+    // Not by index: that would put a null where there are none.
+    let steps = recipe.get_mut("steps").and_then(Value::as_array_mut);
     for step in steps.into_iter().flatten() {
         let Some(from) = step["copy"].as_str().map(str::to_owned) else {
             continue;

@@ -1,7 +1,9 @@
 //! `cp`: files by the files API, directories as a tar stream through a command.
 
 use std::{
-    io::{self, Write},
+    fs::Permissions,
+    io::{self, Read, Write},
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -15,7 +17,7 @@ use super::{
     client::Client,
     exec::quiet,
     output::{Output, clean},
-    session::{Request, Session, Told},
+    session::{Exited, Request, Session, Told},
 };
 use crate::args::CpArgs;
 
@@ -74,17 +76,19 @@ pub async fn cp(client: &Client, output: Output, args: CpArgs) -> anyhow::Result
             remote(&sandbox, path).await?.to_stdout().await?;
         }
         (Place::Remote { sandbox, path }, Place::Local(local)) => {
-            remote(&sandbox, path).await?.download(&local).await?;
+            let left = remote(&sandbox, path).await?.download(&local).await?;
+            left.tell(output)?;
         }
         (Place::Standard, Place::Remote { sandbox, path }) => {
             remote(&sandbox, path).await?.put_stdin().await?;
         }
         (Place::Local(local), Place::Remote { sandbox, path }) => {
-            remote(&sandbox, path).await?.upload(&local).await?;
+            let left = remote(&sandbox, path).await?.upload(&local).await?;
+            left.tell(output)?;
         }
         (Place::Remote { .. }, Place::Remote { .. }) => {
-            return Err(wrong("copying from box to box is not possible")
-                .hint("copy out first, then in: sandkeep cp BOX:PATH - | sandkeep cp - OTHER:PATH")
+            return Err(wrong("copying from sandbox to sandbox is not possible")
+                .hint("copy out, and in through a pipe: sandkeep cp SANDBOX:PATH - | sandkeep cp - OTHER:PATH")
                 .into());
         }
         _ => {
@@ -97,6 +101,26 @@ pub async fn cp(client: &Client, output: Output, args: CpArgs) -> anyhow::Result
         output.json(&serde_json::json!({"copied": true}))?;
     }
     Ok(0)
+}
+
+const UNPACK: &str = "mkdir -p -- \"$1\" && exec tar -xf - -C \"$1\"";
+
+/// What the archive of a directory begins with on standard output: a comment, which every tar
+/// reads over. Other archives on standard input are files like all files.
+fn directory_mark() -> Vec<u8> {
+    const COMMENT: &[u8] = b"30 comment=sandkeep directory\n";
+    let mut header = tar::Header::new_ustar();
+    header.set_entry_type(tar::EntryType::XGlobalHeader);
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(COMMENT.len() as u64);
+    header.set_cksum();
+    let mut mark = header.as_bytes().to_vec();
+    mark.extend_from_slice(COMMENT);
+    mark.resize(2 * header.as_bytes().len(), 0);
+    mark
 }
 
 fn wrong(message: &str) -> Error {
@@ -157,11 +181,46 @@ impl Remote<'_> {
     }
 
     async fn put_stdin(&self) -> Result<()> {
-        if self.path.is_empty() || self.path.ends_with('/') {
-            return Err(wrong("standard input has no name; give one after BOX:"));
+        let (head, rest) = tokio::task::spawn_blocking(|| {
+            let mut stdin = io::stdin();
+            let mut head = Vec::new();
+            let most = u64::try_from(directory_mark().len()).unwrap_or_default();
+            let read = (&mut stdin).take(most).read_to_end(&mut head);
+            read.map(|_| (head, stdin))
+        })
+        .await
+        .map_err(|error| Error::internal(format!("reading standard input: {error}")))?
+        .map_err(|error| Error::from(error).context("reading standard input"))?;
+        if head == directory_mark() {
+            return self.put_directory(rest).await;
         }
-        let body = reqwest::Body::wrap_stream(chunks(io::stdin()));
+        if self.path.is_empty() || self.path.ends_with('/') {
+            return Err(wrong("standard input has no name; give one after SANDBOX:"));
+        }
+        let body = reqwest::Body::wrap_stream(chunks(io::Cursor::new(head).chain(rest)));
         self.put(&self.path, body).await
+    }
+
+    /// What `cp SANDBOX:DIR -` wrote: the path becomes that directory.
+    async fn put_directory(&self, archive: impl Read + Send + 'static) -> Result<()> {
+        let request = self.shell(UNPACK, &[self.command_path()]);
+        let mut session = Session::start(self.client, &self.sandbox, &request).await?;
+        let input = session.input();
+        let feeding = tokio::spawn(async move {
+            let mut archive = std::pin::pin!(chunks(archive));
+            while let Some(chunk) = archive.next().await {
+                if input.bytes(chunk?).await.is_err() {
+                    break;
+                }
+            }
+            let _ = input.close().await;
+            Ok::<_, io::Error>(())
+        });
+        finish(&mut session, |_| Ok(())).await?;
+        match feeding.await {
+            Ok(fed) => fed.map_err(|error| Error::from(error).context("reading standard input")),
+            Err(error) => Err(Error::internal(format!("reading standard input: {error}"))),
+        }
     }
 
     async fn put(&self, path: &str, body: reqwest::Body) -> Result<()> {
@@ -169,15 +228,37 @@ impl Remote<'_> {
         self.client.send(request).await.map(drop)
     }
 
-    async fn upload(&self, local: &Path) -> Result<()> {
+    /// With its mode, which the files API has no word for.
+    async fn upload_file(&self, local: &Path, name: &str, mode: u32) -> Result<Left> {
+        let path = self.file_path(name).await?;
+        let file = std::fs::File::open(local).map_err(|error| at(local, error))?;
+        self.put(&path, reqwest::Body::wrap_stream(chunks(file)))
+            .await?;
+        let plain = format!("{:o}", mode & PLAIN_MODE);
+        let request = self.shell("exec chmod -- \"$1\" \"$2\"", &[&plain, &path]);
+        let (code, said) = quiet(self.client, &self.sandbox, &request).await?;
+        if code != 0 {
+            let said = clean(said.trim());
+            return Err(Error::internal(format!(
+                "{path} is copied, but its mode cannot be set to {plain}: {said}"
+            )));
+        }
+        let mut left = Left::default();
+        left.mode(&path, mode);
+        Ok(left)
+    }
+
+    async fn upload(&self, local: &Path) -> Result<Left> {
         let found = std::fs::metadata(local).map_err(|error| at(local, error))?;
         let name = name_of(local)?;
+        if found.is_file() {
+            return self.upload_file(local, &name, found.mode()).await;
+        }
         if !found.is_dir() {
-            let path = self.file_path(&name).await?;
-            let file = std::fs::File::open(local).map_err(|error| at(local, error))?;
-            return self
-                .put(&path, reqwest::Body::wrap_stream(chunks(file)))
-                .await;
+            return Err(at(
+                local,
+                io::Error::other("not a file or directory; cp copies nothing else"),
+            ));
         }
         // Into a directory that is there under its own name; else it becomes the new one.
         let below = self.path.is_empty() || self.path.ends_with('/') || self.is_directory().await?;
@@ -186,10 +267,7 @@ impl Remote<'_> {
         } else {
             (self.command_path(), ".")
         };
-        let request = self.shell(
-            "mkdir -p -- \"$1\" && exec tar -xf - -C \"$1\"",
-            &[directory],
-        );
+        let request = self.shell(UNPACK, &[directory]);
         let mut session = Session::start(self.client, &self.sandbox, &request).await?;
         let input = session.input();
         let packing = pack(local.to_owned(), prefix.to_owned());
@@ -216,9 +294,20 @@ impl Remote<'_> {
         }
     }
 
+    /// The mode of the file, and `None` where there is no stat.
+    async fn mode(&self) -> Result<Option<u32>> {
+        let request = self.shell("exec stat -L -c %a -- \"$1\"", &[self.command_path()]);
+        let (code, said) = quiet(self.client, &self.sandbox, &request).await?;
+        Ok((code == 0)
+            .then(|| u32::from_str_radix(said.trim(), 8).ok())
+            .flatten())
+    }
+
     async fn to_stdout(&self) -> anyhow::Result<()> {
         let mut write = |bytes: &[u8]| io::stdout().lock().write_all(bytes);
         if self.is_directory().await? {
+            // So that `cp -` at the other end knows it for what it is.
+            write(&directory_mark())?;
             self.unpack_stream(".", &mut write).await?;
         } else {
             self.get(&mut write).await?;
@@ -227,7 +316,7 @@ impl Remote<'_> {
         Ok(())
     }
 
-    async fn download(&self, local: &Path) -> anyhow::Result<()> {
+    async fn download(&self, local: &Path) -> anyhow::Result<Left> {
         let name = name_in_box(self.command_path());
         if self.is_directory().await? {
             let target = if local.is_dir() {
@@ -255,7 +344,16 @@ impl Remote<'_> {
         };
         self.get(&mut write).await?;
         write(&[]).map_err(|error| at(&target, error))?;
-        Ok(())
+        let mut left = Left::default();
+        // `-` or a device takes bytes and has a mode of its own.
+        if let (Some(file), Some(mode)) = (file, self.mode().await?)
+            && file.metadata()?.is_file()
+        {
+            file.set_permissions(Permissions::from_mode(mode & PLAIN_MODE))
+                .map_err(|error| at(&target, error))?;
+            left.mode(&target.display().to_string(), mode);
+        }
+        Ok(left)
     }
 
     async fn get(&self, write: &mut impl FnMut(&[u8]) -> io::Result<()>) -> anyhow::Result<()> {
@@ -285,7 +383,7 @@ impl Remote<'_> {
         Ok(())
     }
 
-    async fn download_directory(&self, target: &Path) -> anyhow::Result<()> {
+    async fn download_directory(&self, target: &Path) -> anyhow::Result<Left> {
         std::fs::create_dir_all(target).map_err(|error| at(target, error))?;
         let (sender, receiver) = std::sync::mpsc::sync_channel::<Bytes>(16);
         let unpacking = {
@@ -303,8 +401,9 @@ impl Remote<'_> {
         let unpacked = unpacking
             .join()
             .map_err(|_| Error::internal("unpacking was broken off"))?;
-        unpacked.map_err(|error| at(target, error))?;
-        streamed
+        let left = unpacked.map_err(|error| at(target, error))?;
+        streamed?;
+        Ok(left)
     }
 }
 
@@ -317,14 +416,14 @@ async fn finish(
     let mut complaint = Vec::new();
     loop {
         match session.next().await? {
-            Told::Started => {}
+            Told::Started(_) => {}
             Told::Stdout(bytes) => stdout(&bytes)?,
             Told::Stderr(bytes) => {
                 let room = MOST.saturating_sub(complaint.len());
                 complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);
             }
-            Told::Exited(0) => return Ok(()),
-            Told::Exited(code) => {
+            Told::Exited(exited) if exited.code == 0 => return Ok(()),
+            Told::Exited(Exited { code, .. }) => {
                 let said = clean(String::from_utf8_lossy(&complaint).trim());
                 return Err(Error::internal(format!(
                     "tar in the box ended with {code}: {said}"
@@ -334,9 +433,51 @@ async fn finish(
     }
 }
 
+/// What a mode keeps on its way.
+const PLAIN_MODE: u32 = 0o777;
+
+/// What was not copied.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Left {
+    /// Neither files, directories nor links.
+    kinds: Vec<String>,
+    /// Files that came without a setuid, setgid or sticky bit they have.
+    modes: Vec<String>,
+}
+
+impl Left {
+    fn mode(&mut self, path: &str, mode: u32) {
+        if mode & 0o7000 != 0 {
+            self.modes.push(path.to_owned());
+        }
+    }
+
+    fn kind(&mut self, path: &str) {
+        self.kinds.push(path.to_owned());
+    }
+
+    fn tell(&self, output: Output) -> io::Result<()> {
+        for (what, paths) in [
+            (
+                "not copied, neither a file, directory nor link",
+                &self.kinds,
+            ),
+            (
+                "copied without its setuid, setgid and sticky bits",
+                &self.modes,
+            ),
+        ] {
+            for path in paths {
+                output.warn(&format!("{what}: {path}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
 struct Packing {
     chunks: mpsc::Receiver<Bytes>,
-    done: tokio::sync::oneshot::Receiver<io::Result<()>>,
+    done: tokio::sync::oneshot::Receiver<io::Result<Left>>,
 }
 
 /// Packs a directory in a thread of its own.
@@ -348,12 +489,47 @@ fn pack(directory: PathBuf, prefix: String) -> Packing {
             let writer = io::BufWriter::with_capacity(64 * 1024, Sent(sender));
             let mut archive = tar::Builder::new(writer);
             archive.follow_symlinks(false);
-            archive.append_dir_all(&prefix, &directory)?;
-            archive.into_inner()?.flush()
+            let mut left = Left::default();
+            add(&mut archive, &directory, Path::new(&prefix), &mut left)?;
+            archive.into_inner()?.flush()?;
+            Ok(left)
         })();
         let _ = tell.send(result);
     });
     Packing { chunks, done }
+}
+
+/// Packs a directory and what is below it: files, directories and links, with their plain modes.
+fn add<W: Write>(
+    archive: &mut tar::Builder<W>,
+    directory: &Path,
+    name: &Path,
+    left: &mut Left,
+) -> io::Result<()> {
+    archive.append_dir(name, directory)?;
+    let mut entries = std::fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>()?;
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        let (path, name) = (entry.path(), name.join(entry.file_name()));
+        let found = std::fs::symlink_metadata(&path)?;
+        let kind = found.file_type();
+        if kind.is_dir() {
+            add(archive, &path, &name, left)?;
+        } else if kind.is_symlink() {
+            archive.append_path_with_name(&path, &name)?;
+        } else if kind.is_file() {
+            left.mode(&path.display().to_string(), found.mode());
+            let mut header = tar::Header::new_gnu();
+            header.set_metadata(&found);
+            header.set_mode(found.mode() & PLAIN_MODE);
+            // It may grow meanwhile; the header has told its size.
+            let file = std::fs::File::open(&path)?.take(found.len());
+            archive.append_data(&mut header, &name, file)?;
+        } else {
+            left.kind(&path.display().to_string());
+        }
+    }
+    Ok(())
 }
 
 struct Sent(mpsc::Sender<Bytes>);
@@ -373,7 +549,8 @@ impl Write for Sent {
 
 /// The archive was written in a box, so nothing in it is trusted: entries stay below the
 /// target, get our owner and no special bits, and devices are left out.
-fn unpack(reader: impl io::Read, target: &Path) -> io::Result<()> {
+fn unpack(reader: impl Read, target: &Path) -> io::Result<Left> {
+    let mut left = Left::default();
     let mut archive = tar::Archive::new(reader);
     archive.set_preserve_permissions(false);
     archive.set_preserve_ownerships(false);
@@ -382,10 +559,16 @@ fn unpack(reader: impl io::Read, target: &Path) -> io::Result<()> {
         let mut entry = entry?;
         let kind = entry.header().entry_type();
         if kind.is_dir() || kind.is_file() || kind.is_symlink() || kind.is_hard_link() {
+            if kind.is_file() {
+                let mode = entry.header().mode().unwrap_or(0);
+                left.mode(&entry.path()?.display().to_string(), mode);
+            }
             entry.unpack_in(target)?;
+        } else {
+            left.kind(&entry.path()?.display().to_string());
         }
     }
-    Ok(())
+    Ok(left)
 }
 
 struct Received {
@@ -402,7 +585,7 @@ impl Received {
     }
 }
 
-impl io::Read for Received {
+impl Read for Received {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() {
             match self.chunks.recv() {
@@ -418,7 +601,7 @@ impl io::Read for Received {
 
 /// Reads in a thread of its own, as a stream for a request's body.
 pub(super) fn chunks(
-    mut reader: impl io::Read + Send + 'static,
+    mut reader: impl Read + Send + 'static,
 ) -> impl futures_util::Stream<Item = io::Result<Bytes>> + Send {
     let (sender, receiver) = mpsc::channel(8);
     std::thread::spawn(move || {
@@ -535,8 +718,19 @@ mod tests {
     }
 
     #[test]
+    fn the_mark_of_a_directory_is_a_comment_to_every_tar() {
+        let mark = directory_mark();
+        assert_eq!(mark.len(), 1024);
+        let length = mark[512..].iter().position(|&byte| byte == 0).unwrap();
+        assert!(mark[512..].starts_with(length.to_string().as_bytes()));
+        let bytes = archive(|builder| entry(builder, b"tool", tar::EntryType::Regular, None));
+        let target = tempfile::tempdir().unwrap();
+        unpack([mark, bytes].concat().as_slice(), target.path()).unwrap();
+        assert!(target.path().join("tool").exists());
+    }
+
+    #[test]
     fn special_bits_do_not_come_out_of_a_box() {
-        use std::os::unix::fs::PermissionsExt;
         let target = tempfile::tempdir().unwrap();
         let bytes = archive(|builder| entry(builder, b"tool", tar::EntryType::Regular, None));
         unpack(bytes.as_slice(), target.path()).unwrap();

@@ -6,21 +6,25 @@ use std::{
 };
 
 use bytes::Bytes;
-use sandkeep_model::Result;
+use sandkeep_model::{Code, Error, Result};
+use serde_json::Value;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
     client::Client,
-    output::Output,
-    session::{Input, Request, Session, Told},
+    output::{Output, clean},
+    session::{Exited, Input, Request, Session, Told},
     terminal::{RawTerminal, WindowSize},
 };
 use crate::args::{ExecArgs, ShellArgs, StreamArgs};
 
+/// How long a server may take to begin anew, and how often it is looked for.
+const COMES_BACK_WITHIN: Duration = Duration::from_secs(60);
+const LOOKS_AGAIN_AFTER: Duration = Duration::from_millis(300);
 /// How long a command may take to end after a Ctrl-C passed on to it.
 const AFTER_INTERRUPT: Duration = Duration::from_secs(5);
 const AFTER_KILL: Duration = Duration::from_secs(2);
@@ -32,8 +36,12 @@ const LOGIN_SHELL: &str =
 
 pub async fn exec(client: &Client, output: Output, args: ExecArgs) -> anyhow::Result<u8> {
     let sandbox = client.find(&args.sandbox).await?;
+    say_if_it_is_woken(client, &sandbox).await?;
     let request = Request {
         cmd: args.command,
+        attach: args.attach,
+        // Whoever started it decides when it ends.
+        detach: args.attach.is_some(),
         env: args.env.into_iter().collect(),
         cwd: args.workdir,
         user: args.user,
@@ -48,6 +56,7 @@ pub async fn exec(client: &Client, output: Output, args: ExecArgs) -> anyhow::Re
 
 pub async fn shell(client: &Client, output: Output, args: ShellArgs) -> anyhow::Result<u8> {
     let sandbox = client.find(&args.sandbox).await?;
+    say_if_it_is_woken(client, &sandbox).await?;
     let request = Request {
         cmd: ["/bin/sh", "-c", LOGIN_SHELL].map(str::to_owned).to_vec(),
         cwd: args.workdir,
@@ -60,6 +69,19 @@ pub async fn shell(client: &Client, output: Output, args: ShellArgs) -> anyhow::
         no_stdin: false,
     };
     attach(client, output, &sandbox, request, streams).await
+}
+
+/// Waking takes a moment, and the sandbox runs afterwards: whoever asked should know why.
+async fn say_if_it_is_woken(client: &Client, id: &str) -> Result<()> {
+    let view = client.get(&["sandboxes", id]).await?;
+    if view["state"] == "paused" && view["auto_resume"] == true {
+        // Whoever closed standard error does not want to know.
+        drop(writeln!(
+            io::stderr(),
+            "sandbox {id} was paused: this command wakes it"
+        ));
+    }
+    Ok(())
 }
 
 /// Runs the command with our streams until it ends; returns its exit code. For programs that
@@ -92,11 +114,166 @@ pub async fn attach(
     } else {
         Sink::Streams
     };
-    let code = follow(session, &mut signals, streams.tty, &mut sink).await?;
-    if let Sink::Collected(collected) = sink {
-        output.json(&collected.view(code))?;
+    let way_back = WayBack {
+        client,
+        sandbox,
+        request: &request,
+        pid: None,
+    };
+    let ended = follow(session, &mut signals, streams.tty, &mut sink, way_back).await;
+    let exited = match ended {
+        Ok(exited) => exited,
+        Err(error) => return never_ran(error, output),
+    };
+    match sink {
+        Sink::Collected(collected) => output.json(&collected.view(exited.code))?,
+        Sink::Streams => {
+            if let Some(why) = &exited.why {
+                output.note(&format!("killed: {why}"))?;
+            }
+            if exited.refused > 0 {
+                tell_refused(client, output, sandbox, exited.refused).await?;
+            }
+        }
     }
+    Ok(exited.code)
+}
+
+/// As shells say it: 127 for a program that is not there, 126 for one that cannot be run.
+fn never_ran(error: anyhow::Error, output: Output) -> anyhow::Result<u8> {
+    let typed = error.downcast_ref::<Error>();
+    let Some(typed) = typed.filter(|error| error.field.as_deref() == Some("cmd")) else {
+        return Err(error);
+    };
+    let code = match typed.message.contains("No such file") {
+        true => 127,
+        false => 126,
+    };
+    super::complain(&error, output.json);
     Ok(code)
+}
+
+/// After the command's own words: whatever it made of it, this was not the network's fault.
+async fn tell_refused(
+    client: &Client,
+    output: Output,
+    sandbox: &str,
+    count: u64,
+) -> anyhow::Result<()> {
+    const MOST: usize = 3;
+    let connections = match count {
+        1 => "1 connection was".to_owned(),
+        count => format!("{count} connections were"),
+    };
+    // Only what it names is missing where it cannot be asked.
+    let denials = client
+        .get(&["sandboxes", sandbox, "network", "denials"])
+        .await
+        .unwrap_or_default();
+    let mut hosts: Vec<String> = Vec::new();
+    for denial in denials["denials"].as_array().into_iter().flatten() {
+        let host = match (denial["host"].as_str(), denial["port"].as_u64()) {
+            (Some(host), Some(0) | None) => host.to_owned(),
+            (Some(host), Some(port)) => format!("{host}:{port}"),
+            (None, _) => continue,
+        };
+        if !hosts.contains(&host) && hosts.len() < MOST {
+            hosts.push(host);
+        }
+    }
+    let hosts = hosts.join(", ");
+    output.note(&format!(
+        "{connections} refused by policy, of late: {}; list them: sandkeep denials {sandbox}",
+        clean(&hosts)
+    ))?;
+    Ok(())
+}
+
+pub async fn ps(client: &Client, output: Output, sandbox: &str) -> anyhow::Result<u8> {
+    let id = client.find(sandbox).await?;
+    let view = client.get(&["sandboxes", &id, "processes"]).await?;
+    if output.json {
+        output.json(&view)?;
+        return Ok(0);
+    }
+    let rows: Vec<Vec<String>> = view["processes"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|process| {
+            let args = process["args"].as_array().into_iter().flatten();
+            let words = [&process["cmd"]].into_iter().chain(args);
+            let words: Vec<&str> = words.filter_map(Value::as_str).collect();
+            vec![process["pid"].to_string(), words.join(" ")]
+        })
+        .collect();
+    output.table(&["PID", "COMMAND"], &rows)?;
+    Ok(0)
+}
+
+/// How a command is found again when the connection to the server breaks.
+struct WayBack<'a> {
+    client: &'a Client,
+    sandbox: &'a str,
+    request: &'a Request,
+    pid: Option<u32>,
+}
+
+impl WayBack<'_> {
+    /// The same command, over a new connection. It goes on in its sandbox while the server is
+    /// restarted.
+    async fn again(&self, lost: Error) -> Result<Session> {
+        let Some(pid) = self.pid.filter(|_| lost.code == Code::HostNotReady) else {
+            return Err(lost);
+        };
+        // If even this cannot be written there is nobody to tell.
+        let _ = writeln!(
+            io::stderr().lock(),
+            "the connection to the server is lost; the command goes on, looking for it again"
+        );
+        let request = Request {
+            attach: Some(pid),
+            detach: self.request.detach,
+            tty: self.request.tty,
+            ..Request::default()
+        };
+        let until = Instant::now() + COMES_BACK_WITHIN;
+        loop {
+            match self.attach(&request).await {
+                Ok(session) => return Ok(session),
+                Err(error) if error.code == Code::NotFound => {
+                    return Err(Error::not_found(format!(
+                        "the command ended while the server was away, and its exit code is not known: {}",
+                        error.message
+                    )));
+                }
+                Err(_) if Instant::now() < until => sleep(LOOKS_AGAIN_AFTER).await,
+                Err(_) => {
+                    return Err(Error::new(
+                        lost.code,
+                        format!(
+                            "the server did not come back within {} s; the command (pid {pid}) goes on in its sandbox",
+                            COMES_BACK_WITHIN.as_secs()
+                        ),
+                    )
+                    .hint(format!(
+                        "when it is back: sandkeep exec --attach {pid} {}",
+                        self.sandbox
+                    )));
+                }
+            }
+        }
+    }
+
+    async fn attach(&self, request: &Request) -> Result<Session> {
+        let mut session = Session::start(self.client, self.sandbox, request).await?;
+        match session.next().await? {
+            Told::Started(_) => Ok(session),
+            told => Err(Error::internal(format!(
+                "the server began with something else: {told:?}"
+            ))),
+        }
+    }
 }
 
 /// Where the command's output goes.
@@ -116,7 +293,7 @@ struct Collected {
 }
 
 impl Collected {
-    fn view(&self, code: u8) -> serde_json::Value {
+    fn view(&self, code: u8) -> Value {
         serde_json::json!({
             "exit_code": code,
             "stdout": String::from_utf8_lossy(&self.stdout),
@@ -161,12 +338,15 @@ fn feed(input: Input, forward: bool) {
         if forward {
             let mut chunks = read_stdin();
             while let Some(chunk) = chunks.recv().await {
-                if input.bytes(chunk).await.is_err() {
-                    return;
+                // The server may be on its way back; when it is not, we end and this with us.
+                while input.bytes(chunk.clone()).await.is_err() {
+                    sleep(LOOKS_AGAIN_AFTER).await;
                 }
             }
         }
-        let _ = input.close().await;
+        while input.close().await.is_err() {
+            sleep(LOOKS_AGAIN_AFTER).await;
+        }
     });
 }
 
@@ -200,12 +380,20 @@ async fn follow(
     signals: &mut Signals,
     tty: bool,
     sink: &mut Sink,
-) -> anyhow::Result<u8> {
+    mut way_back: WayBack<'_>,
+) -> anyhow::Result<Exited> {
     let input = session.input();
     let mut give_up: Option<Instant> = None;
     loop {
         let told = tokio::select! {
-            told = session.next() => told?,
+            told = session.next() => match told {
+                Ok(told) => told,
+                Err(lost) => {
+                    session = way_back.again(lost).await?;
+                    input.goes_by(&session.input());
+                    continue;
+                }
+            },
             caught = signals.next() => {
                 match caught {
                     Caught::Resized if tty => {
@@ -219,21 +407,21 @@ async fn follow(
                     }
                     Caught::Ending(number) => {
                         kill(&mut session).await;
-                        return Ok(128 + number);
+                        return Ok(Exited::by_signal(number));
                     }
                 }
                 continue;
             }
             () = sleep_until(give_up.unwrap_or_else(Instant::now)), if give_up.is_some() => {
                 kill(&mut session).await;
-                return Ok(128 + INTERRUPT);
+                return Ok(Exited::by_signal(INTERRUPT));
             }
         };
         match told {
-            Told::Started => {}
+            Told::Started(pid) => way_back.pid = Some(pid),
             Told::Stdout(bytes) => sink.stdout(&bytes)?,
             Told::Stderr(bytes) => sink.stderr(&bytes)?,
-            Told::Exited(code) => return Ok(code),
+            Told::Exited(exited) => return Ok(exited),
         }
     }
 }
@@ -297,8 +485,10 @@ pub async fn quiet(client: &Client, sandbox: &str, request: &Request) -> Result<
                 let room = MOST.saturating_sub(said.len());
                 said.extend_from_slice(&bytes[..bytes.len().min(room)]);
             }
-            Told::Exited(code) => return Ok((code, String::from_utf8_lossy(&said).into_owned())),
-            Told::Started => {}
+            Told::Exited(exited) => {
+                return Ok((exited.code, String::from_utf8_lossy(&said).into_owned()));
+            }
+            Told::Started(_) => {}
         }
     }
 }

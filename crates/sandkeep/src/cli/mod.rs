@@ -6,6 +6,7 @@ mod carry;
 mod client;
 mod cp;
 pub mod credential;
+mod denials;
 mod exec;
 pub mod identity;
 mod list;
@@ -51,11 +52,15 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Url { sandbox, port } => url::url(client, output, &sandbox, port).await,
         Command::Inspect { sandbox } => list::inspect(client, output, &sandbox).await,
         Command::Exec(args) => exec::exec(client, output, args).await,
+        Command::Ps { sandbox } => exec::ps(client, output, &sandbox).await,
         Command::Shell(args) => exec::shell(client, output, args).await,
         Command::Cp(args) => cp::cp(client, output, args).await,
         Command::Logs { sandbox, follow } => watch::logs(client, output, &sandbox, follow).await,
         Command::Events { sandbox, follow } => {
             watch::events(client, output, sandbox.as_deref(), follow).await
+        }
+        Command::Denials { sandbox, follow } => {
+            denials::denials(client, output, &sandbox, follow).await
         }
         Command::Kill { sandboxes } => list::kill(client, output, &sandboxes).await,
         Command::Timeout { sandbox, span } => {
@@ -70,6 +75,10 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<u8> {
         Command::Serve(_)
         | Command::Init(_)
         | Command::Doctor(_)
+        | Command::Uninstall(_)
+        | Command::Backup(_)
+        | Command::Restore(_)
+        | Command::Key(_)
         | Command::Storage(_)
         | Command::Verify(_)
         | Command::Template(_)

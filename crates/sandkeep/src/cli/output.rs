@@ -46,6 +46,11 @@ impl Output {
         writeln!(io::stderr().lock(), "warning: {}", clean(text))
     }
 
+    /// The same for what is no trouble.
+    pub fn note(&self, text: &str) -> io::Result<()> {
+        writeln!(io::stderr().lock(), "{}", clean(text))
+    }
+
     /// A value, indented for reading.
     pub fn json(&self, value: &impl Serialize) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(value)?;

@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, io::Write, net::IpAddr, path::Path};
 
 use http::Method;
-use sandkeep_moat::policy::{AddressGuard, Policy, Profile};
+use sandkeep_moat::policy::{Policy, Profile, Reason};
 use sandkeep_model::{Error, Result};
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::{
@@ -38,6 +39,7 @@ pub async fn policy(client: &Client, output: Output, command: PolicyCommand) -> 
                 .request(Method::PUT, &["sandboxes", &id, "network"])?
                 .json(&wish);
             let now = client.json(request).await?;
+            warn_of_dead_rules(client, &id).await;
             if output.json {
                 output.json(&now)?;
             }
@@ -122,11 +124,38 @@ async fn test(client: &Client, output: Output, asked: &Value) -> anyhow::Result<
         output.json(&answer)?;
     } else if allowed {
         output.line(&format!("{} by {}", output.good("allowed"), text("rule")))?;
+        if answer["why"].is_string() {
+            output.line(&format!("but: {}", text("why")))?;
+            output.line(&format!("hint: {}", text("hint")))?;
+        }
     } else {
         output.line(&format!("{}: {}", output.bad("refused"), text("why")))?;
         output.line(&format!("hint: {}", text("hint")))?;
     }
     Ok(u8::from(!allowed))
+}
+
+/// Rules that are there and let nothing through look like rules that work. On standard error, and
+/// never a reason to fail: what was asked for is done.
+pub async fn warn_of_dead_rules(client: &Client, id: &str) {
+    let Ok(found) = client
+        .get(&["sandboxes", id, "network", "dead-rules"])
+        .await
+    else {
+        return;
+    };
+    let mut stderr = std::io::stderr().lock();
+    for rule in found["rules"].as_array().into_iter().flatten() {
+        let text = |name: &str| clean(rule[name].as_str().unwrap_or_default());
+        // Whoever closed standard error wants no warnings.
+        drop(writeln!(
+            stderr,
+            "warning: the rule {} lets nothing through: {}\nhint: {}",
+            text("rule"),
+            text("why"),
+            text("hint")
+        ));
+    }
 }
 
 /// The proposal goes to standard output, ready for `policy set`; what is new in it, and what
@@ -165,9 +194,10 @@ struct Suggestion {
 }
 
 fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
-    let guard = AddressGuard::default();
     let mut added = BTreeMap::new();
     let mut left_out = BTreeMap::new();
+    let held = Policy::from_json(&policy)
+        .map_err(|error| error.context("reading the policy of the sandbox"))?;
     // A lookup says no port; the connection that would have followed mostly means HTTPS.
     let connected: Vec<&str> = denials
         .iter()
@@ -179,15 +209,18 @@ fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
             continue;
         };
         let address = host.parse::<IpAddr>().ok();
-        if let Some(found) = address.and_then(|address| guard.refuses(address)) {
-            let why = format!("{}; only the operator can open it", found.words());
+        let reason = Reason::deserialize(&denial["reason"])
+            .map_err(|_| Error::internal("the server gives a reason that is not known here"))?;
+        if !reason.is_for_the_policy() {
+            let text = |name: &str| denial[name].as_str().unwrap_or_default();
+            let why = format!("{}; {}", text("why"), text("hint"));
             left_out.insert(host.to_owned(), why);
             continue;
         }
         let port = match denial["port"].as_u64() {
             Some(0) | None if connected.contains(&host) => continue,
             Some(0) | None => 443,
-            Some(port) => port,
+            Some(port) => u16::try_from(port).unwrap_or_default(),
         };
         let to = match address {
             Some(IpAddr::V6(address)) => json!({"to": address.to_string(), "ports": [port]}),
@@ -195,11 +228,47 @@ fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
         };
         // What no rule can name, like a broken host name, is not for a proposal.
         if Policy::from_json(&json!({"allow": [to]})).is_err() {
-            left_out.insert(host.to_owned(), "no rule can name it".to_owned());
+            let why = match host {
+                "*" => "the budget of the policy is spent: raise `limits.total_bytes`",
+                _ => "this is not the name of a host that a rule could allow",
+            };
+            left_out.insert(host.to_owned(), why.to_owned());
             continue;
         }
         let times = denial["count"].as_u64().unwrap_or(1);
-        *added.entry(format!("{host}:{port}")).or_insert(0) += times;
+        let narrowed = is_narrowed(&held, host, port);
+        let to = match (narrowed, &denial["request"]) {
+            (false, _) => {
+                *added.entry(format!("{host}:{port}")).or_insert(0) += times;
+                to
+            }
+            (true, Value::Object(asked)) => {
+                let (method, path) = (&asked["method"], &asked["path"]);
+                let shown = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let request = format!("{} https://{host}:{port}{}", shown(method), shown(path));
+                let request = if port == 80 {
+                    request.replacen("https", "http", 1)
+                } else {
+                    request
+                };
+                let mut to = to;
+                to["http"] = json!([{"methods": [method], "path": literal(&shown(path))}]);
+                if Policy::from_json(&json!({"allow": [to]})).is_err() {
+                    left_out.insert(request, "a rule cannot name this request".to_owned());
+                    continue;
+                }
+                *added.entry(request).or_insert(0) += times;
+                to
+            }
+            // A rule for the host alone would open every request to it.
+            (true, _) => {
+                left_out.insert(
+                    format!("{host}:{port}"),
+                    "the policy allows only some requests to it (`http`); a rule for the whole host would lose that limit, so add it by hand if that is meant".to_owned(),
+                );
+                continue;
+            }
+        };
         let allow = policy["allow"]
             .as_array_mut()
             .ok_or_else(|| Error::internal("the server's policy has no list of rules"))?;
@@ -212,6 +281,19 @@ fn suggestion(mut policy: Value, denials: &[Value]) -> Result<Suggestion> {
         added,
         left_out,
     })
+}
+
+/// Whether the policy lets only some requests through to this host.
+fn is_narrowed(policy: &Policy, host: &str, port: u16) -> bool {
+    host.parse().is_ok_and(|host| {
+        let mut rules = policy.allow.iter().filter(|rule| rule.matches(&host, port));
+        rules.any(|rule| !rule.http.is_empty())
+    })
+}
+
+/// A pattern that this path alone fits.
+fn literal(path: &str) -> String {
+    path.replace('*', "%2A")
 }
 
 /// What `--network`, `--allow` and `--credential` ask for; `None` when none was given.
@@ -294,11 +376,14 @@ mod tests {
         let policy =
             json!({"default": "deny", "allow": [{"to": "a.test"}], "deny": [], "limits": {}});
         let denials = [
-            json!({"host": "b.test", "port": 0, "count": 4}),
-            json!({"host": "c.test", "port": 0, "count": 1}),
-            json!({"host": "c.test", "port": 80, "count": 2}),
-            json!({"host": "10.0.0.7", "port": 22, "count": 1}),
-            json!({"host": "bad name", "port": 22, "count": 1}),
+            json!({"host": "b.test", "port": 0, "count": 4, "reason": "no_rule"}),
+            json!({"host": "c.test", "port": 0, "count": 1, "reason": "no_rule"}),
+            json!({"host": "c.test", "port": 80, "count": 2, "reason": "wrong_port"}),
+            json!({"host": "10.0.0.7", "port": 22, "count": 1, "reason": "closed_range",
+                "why": "10.0.0.7 is a private address", "hint": "`allow_private`"}),
+            json!({"host": "a.test", "port": 0, "count": 1, "reason": "closed_range",
+                "why": "a.test resolves to 10.0.0.7", "hint": "`allow_private`"}),
+            json!({"host": "bad name", "port": 22, "count": 1, "reason": "no_rule"}),
         ];
         let made = suggestion(policy, &denials).unwrap();
         assert_eq!(
@@ -311,8 +396,57 @@ mod tests {
         );
         assert_eq!(made.added["c.test:80"], 2);
         assert!(made.left_out["10.0.0.7"].contains("private"));
+        // A rule for it is there: what is missing is a setting of the server.
+        assert!(made.left_out["a.test"].contains("`allow_private`"));
         assert!(made.left_out.contains_key("bad name"));
         Policy::from_json(&made.policy).unwrap();
+    }
+
+    #[test]
+    fn a_suggestion_never_widens_a_rule_that_names_requests() {
+        let policy = json!({"allow": [
+            {"to": "a.test", "ports": [443], "http": [{"path": "/simple/six/*"}]},
+            {"to": "*.b.test", "http": [{"methods": ["GET"], "path": "/x"}]},
+        ]});
+        let post = json!({"method": "POST", "path": "/upload*"});
+        let denials = [
+            json!({"host": "a.test", "port": 443, "reason": "request_not_allowed", "count": 2, "request": post}),
+            json!({"host": "a.test", "port": 443, "reason": "no_rule", "count": 1}),
+            json!({"host": "c.b.test", "port": 80, "reason": "request_not_allowed", "count": 1,
+                "request": {"method": "GET", "path": "/y"}}),
+            json!({"host": "a.test", "port": 22, "reason": "wrong_port", "count": 1}),
+        ];
+        let made = suggestion(policy.clone(), &denials).unwrap();
+        let rules = made.policy["allow"].as_array().unwrap();
+        assert_eq!(rules[..2], *policy["allow"].as_array().unwrap());
+        assert_eq!(
+            rules[2..],
+            [
+                json!({"to": "a.test", "ports": [443],
+                    "http": [{"methods": ["POST"], "path": "/upload%2A"}]}),
+                json!({"to": "c.b.test", "ports": [80],
+                    "http": [{"methods": ["GET"], "path": "/y"}]}),
+                json!({"to": "a.test", "ports": [22]}),
+            ]
+        );
+        assert_eq!(made.added["POST https://a.test:443/upload*"], 2);
+        assert!(made.left_out["a.test:443"].contains("only some requests"));
+        let policy = Policy::from_json(&made.policy).unwrap();
+        let allowed = |method: &str, url: &str| {
+            let guard = AddressGuard::default();
+            sandkeep_moat::policy::explain(&policy, &guard, method, url)
+                .unwrap()
+                .allowed
+        };
+        assert!(allowed("POST", "https://a.test/upload*"));
+        for (method, url) in [
+            ("POST", "https://a.test/other"),
+            ("POST", "https://a.test/uploads"),
+            ("DELETE", "https://a.test/upload*"),
+            ("POST", "http://c.b.test/y"),
+        ] {
+            assert!(!allowed(method, url), "{method} {url}");
+        }
     }
 
     #[test]

@@ -107,7 +107,13 @@ async fn run(client: &Client, id: String, way: u32, command: &[String]) -> Runne
 async fn promote(client: &Client, source: &str, winner: &str) -> Result<()> {
     let point = post(client, winner, "points", &json!({})).await?;
     let point = point["id"].as_str().unwrap_or_default().to_owned();
-    let back = post(client, source, "rollback", &json!({ "to": point })).await;
+    let back = post(
+        client,
+        source,
+        "rollback",
+        &json!({ "to": point, "foreign": true }),
+    )
+    .await;
     let request = client.request(Method::DELETE, &["points", &point])?;
     let deleted = client.json(request).await;
     back?;

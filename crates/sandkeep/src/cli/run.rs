@@ -42,6 +42,7 @@ pub async fn run(client: &Client, output: Output, args: RunArgs) -> anyhow::Resu
     let making = make(client, &args.sandbox, args.timeout, Value::Null);
     tokio::pin!(making);
     let (made, interrupted) = tokio::select! {
+        // Polled once more only if it has not ended.
         made = &mut making => (made?, false),
         // The server may have made it already: wait to learn its name, then destroy it. A
         // box whose name nobody was told the server ends by itself.
@@ -94,8 +95,11 @@ fn time_wish(args: &CreateArgs) -> Value {
     if args.pause_at_timeout {
         wish.insert("on_timeout".to_owned(), "pause".into());
     }
-    if args.auto_resume {
-        wish.insert("auto_resume".to_owned(), true.into());
+    if args.auto_resume || args.no_auto_resume {
+        wish.insert("auto_resume".to_owned(), args.auto_resume.into());
+    }
+    if let Some(seconds) = args.paused_limit.and_then(Span::seconds) {
+        wish.insert("paused_limit_seconds".to_owned(), seconds.into());
     }
     if let Some(seconds) = args.idle.and_then(Span::seconds) {
         wish.insert("idle_seconds".to_owned(), seconds.into());
@@ -115,7 +119,11 @@ async fn make(client: &Client, wish: &BoxArgs, timeout: Span, time: Value) -> Re
         body["network"] = network;
     }
     let request = client.request(Method::POST, &["sandboxes"])?.json(&body);
-    client.json(request).await
+    let made = client.json(request).await?;
+    if body.get("network").is_some() {
+        policy::warn_of_dead_rules(client, id_of(&made)?).await;
+    }
+    Ok(made)
 }
 
 fn body(wish: &BoxArgs, timeout: Span) -> Value {

@@ -3,13 +3,16 @@
 //! The first message says what to run. Then binary messages to the server are standard
 //! input; binary messages from it begin with a byte that names the stream.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt, stream::SplitStream};
 use http::{Method, StatusCode, header};
 use reqwest::Upgraded;
-use sandkeep_model::{Error, Result};
+use sandkeep_model::{Code, Error, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -30,7 +33,14 @@ const MAX_MESSAGE: usize = 4 << 20;
 /// What to run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Request {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cmd: Vec<String>,
+    /// In the place of a command: one that runs already.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attach: Option<u32>,
+    /// It goes on when we go.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub detach: bool,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,11 +56,32 @@ pub struct Request {
 /// What the server tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
-    Started,
+    /// Its pid.
+    Started(u32),
     Stdout(Bytes),
     Stderr(Bytes),
-    /// The exit code as a shell would have it.
-    Exited(u8),
+    Exited(Exited),
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exited {
+    /// As a shell would have it.
+    pub code: u8,
+    /// Why it was killed, where that is known.
+    pub why: Option<String>,
+    /// So often the policy refused something meanwhile.
+    pub refused: u64,
+}
+
+impl Exited {
+    pub const fn by_signal(number: u8) -> Self {
+        Self {
+            code: 128 + number,
+            why: None,
+            refused: 0,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -61,7 +92,7 @@ pub struct Session {
 
 /// The way to the command: standard input, signals, the size of the window. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Input(mpsc::Sender<Message>);
+pub struct Input(Arc<Mutex<mpsc::Sender<Message>>>);
 
 impl Input {
     /// An error means that the command is not there any more.
@@ -81,8 +112,21 @@ impl Input {
         self.send(text(&json!({"signal": name}))).await
     }
 
+    /// What is sent from now on goes the way of another.
+    pub fn goes_by(&self, other: &Self) {
+        let sender = other.sender();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sender;
+    }
+
+    fn sender(&self) -> mpsc::Sender<Message> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
     async fn send(&self, message: Message) -> Result<(), Ended> {
-        self.0.send(message).await.map_err(|_| Ended)
+        self.sender().send(message).await.map_err(|_| Ended)
     }
 }
 
@@ -112,7 +156,7 @@ impl Session {
         });
         let first = serde_json::to_value(request)
             .map_err(|error| Error::internal(format!("writing down the command: {error}")))?;
-        let input = Input(sender);
+        let input = Input(Arc::new(Mutex::new(sender)));
         let _ = input.send(text(&first)).await;
         Ok(Self { incoming, input })
     }
@@ -158,7 +202,7 @@ impl Session {
 }
 
 fn broken(message: &str) -> Error {
-    Error::internal(message)
+    Error::new(Code::HostNotReady, message)
         .hint("the box may be gone (`sandkeep ls --all` says why) or the server was stopped")
 }
 
@@ -175,11 +219,16 @@ fn stream_of(bytes: &Bytes) -> Option<Told> {
 fn control(text: &str) -> Result<Option<Told>> {
     let value: Value = serde_json::from_str(text)
         .map_err(|error| Error::internal(format!("the server's message is not JSON: {error}")))?;
-    if value.get("started").is_some() {
-        return Ok(Some(Told::Started));
+    if let Some(started) = value.get("started") {
+        let pid = started["pid"].as_u64().and_then(|n| u32::try_from(n).ok());
+        return Ok(Some(Told::Started(pid.unwrap_or_default())));
     }
     if let Some(exited) = value.get("exited") {
-        return Ok(Some(Told::Exited(exit_code(exited))));
+        return Ok(Some(Told::Exited(Exited {
+            code: exit_code(exited),
+            why: exited["why"].as_str().map(str::to_owned),
+            refused: exited["refused_by_policy"].as_u64().unwrap_or_default(),
+        })));
     }
     match value.get("error") {
         Some(error) => Err(serde_json::from_value(error.clone()).unwrap_or_else(|_| {
@@ -291,7 +340,7 @@ mod tests {
     #[test]
     fn exits_read_as_a_shell_tells_them() {
         let exit = |text: &str| match control(text).unwrap() {
-            Some(Told::Exited(code)) => code,
+            Some(Told::Exited(exited)) => exited.code,
             other => panic!("{other:?}"),
         };
         assert_eq!(exit(r#"{"exited":{"exit_code":7,"signal":null}}"#), 7);

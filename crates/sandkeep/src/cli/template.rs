@@ -52,20 +52,40 @@ pub async fn template(global: &Global, command: TemplateCommand) -> anyhow::Resu
             }
             Ok(0)
         }
-        TemplateCommand::Rm { name, place } => {
-            match Storage::find(global, &place, "template rm").await? {
-                Storage::Served(client) => {
-                    let request = client.request(Method::DELETE, &["templates", name.as_str()])?;
-                    client.json(request).await?;
+        TemplateCommand::Rm { names, place } => {
+            let storage = Storage::find(global, &place, "template rm").await?;
+            let mut removed = Vec::new();
+            let mut failed = None;
+            for name in &names {
+                let done = match &storage {
+                    Storage::Served(client) => {
+                        let request =
+                            client.request(Method::DELETE, &["templates", name.as_str()])?;
+                        client.json(request).await.map(drop)
+                    }
+                    Storage::Ours { vault, .. } => vault.remove_template(name).await,
+                };
+                // The others are to go even if this one cannot.
+                match done {
+                    Ok(()) => removed.push(name),
+                    Err(error) => {
+                        if let Some(earlier) = failed.replace(error) {
+                            super::complain(&earlier.into(), output.json);
+                        }
+                    }
                 }
-                Storage::Ours { vault, .. } => vault.remove_template(&name).await?,
             }
             if output.json {
-                output.json(&json!({ "removed": name }))?;
+                output.json(&json!({ "removed": removed }))?;
             } else {
-                output.line(name.as_str())?;
+                for name in removed {
+                    output.line(name.as_str())?;
+                }
             }
-            Ok(0)
+            match failed {
+                Some(error) => Err(error.into()),
+                None => Ok(0),
+            }
         }
         TemplateCommand::Build(args) => {
             let client = Storage::served(global, &args.place, "template build").await?;

@@ -38,6 +38,13 @@ pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyh
                 };
             }
             let view = post(client, &sandbox, "resume", &body).await?;
+            if !output.json {
+                // Not on standard output: scripts read the id there.
+                match view["end_at"].as_str() {
+                    Some(end) => output.note(&format!("it runs, and ends at {}", clean(end)))?,
+                    None => output.note("it runs, and has no end")?,
+                }
+            }
             show(output, &view, text(&view, "id"))
         }
         TimeCommand::Snapshot {
@@ -71,8 +78,13 @@ pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyh
             warn_of_cold_forks(output, &view)?;
             forks(output, &view)
         }
-        TimeCommand::Rollback { sandbox, to } => {
-            let view = post(client, &sandbox, "rollback", &json!({ "to": to })).await?;
+        TimeCommand::Rollback {
+            sandbox,
+            to,
+            foreign,
+        } => {
+            let body = json!({ "to": to, "foreign": foreign });
+            let view = post(client, &sandbox, "rollback", &body).await?;
             show(output, &view, text(&view, "id"))
         }
         TimeCommand::Timeline { sandbox } => timeline::timeline(client, output, &sandbox).await,

@@ -9,12 +9,14 @@ use std::{
     time::Duration,
 };
 
+use metrics::counter;
 use sandkeep_audit::{Action, Actor, Audit, Entry};
 use sandkeep_keeper::DenialBell;
 use sandkeep_moat::{BoxFuture, ConnectionRecord, Denial, Hooks, Phase, SecretUse, Via};
 use sandkeep_model::{SandboxId, Timestamp};
 
 use super::secrets::Uses;
+use crate::meters::DENIALS;
 
 /// Refusals of one box that are written one by one in a second; the rest is one number. What a
 /// box tries is its own choice, the disk is the operator's.
@@ -120,6 +122,7 @@ impl Hooks for Witness {
     }
 
     fn refused(&self, id: &SandboxId, denial: &Denial) {
+        counter!(DENIALS, "via" => denial.via.name()).increment(1);
         let second = denial.last.seconds();
         let mut tallies = self.tallies();
         let tally = tallies.entry(id.clone()).or_default();
@@ -137,18 +140,22 @@ impl Hooks for Witness {
         tally.written += 1;
         drop(tallies);
         let host = denial.host.as_str().into();
+        let reason = denial.why.as_str().into();
+        let code = denial.reason.name().into();
         let action = match denial.via {
-            Via::Dns => Action::NameDenied { host },
+            Via::Dns => Action::NameDenied { host, reason, code },
             Via::Tcp | Via::Tls | Via::Http => Action::ConnectionDenied {
                 host,
                 port: denial.port,
-                reason: denial.why.as_str().into(),
+                reason,
+                code,
             },
         };
         self.note(id, denial.last, action);
     }
 
     fn refused_unseen(&self, id: &SandboxId, count: u64) {
+        counter!(DENIALS, "via" => "unseen").increment(count);
         self.tallies().entry(id.clone()).or_default().unwritten += count;
     }
 
@@ -178,6 +185,7 @@ impl Uses for Witness {
 mod tests {
     use super::*;
     use sandkeep_audit::{Filter, Order, Record};
+    use sandkeep_moat::policy::Reason;
     use std::path::Path;
 
     fn witness(dir: &Path) -> Witness {
@@ -205,6 +213,9 @@ mod tests {
             via,
             host: "evil.test".to_owned(),
             port: 443,
+            reason: Reason::NoRule,
+            range: None,
+            request: None,
             why: "no rule".to_owned(),
             hint: String::new(),
             first: at,

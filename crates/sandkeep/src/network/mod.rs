@@ -25,6 +25,8 @@ use crate::listed::Resolver;
 pub struct NetworkSettings {
     /// For boxes whose create says nothing.
     pub standing: Profile,
+    /// For builds of templates that say nothing. `None`: see [`builds`].
+    pub builds: Option<Profile>,
     /// Private ranges that policies may name.
     pub allow_private: Vec<IpNet>,
     /// Open connections one box may have, whatever its policy says.
@@ -103,22 +105,45 @@ pub async fn network(
                 .retryable(false));
         }
     };
-    let registries = match settings.standing {
+    let standing = policy_of("network_default", settings.standing, profiles)?;
+    let builds = match moat {
+        // Nothing else could be kept to.
+        None => Policy::air_gapped(),
+        Some(_) => builds(settings, profiles)?,
+    };
+    Ok(NetworkConfig {
+        moat,
+        standing,
+        builds,
+        denials,
+    })
+}
+
+/// What nobody chose opens what it can; what somebody chose and opens nothing is a mistake.
+fn builds(settings: &NetworkSettings, profiles: &Profiles) -> Result<Policy> {
+    match (settings.builds, settings.standing) {
+        (Some(chosen), _) => policy_of("build_network_default", chosen, profiles),
+        (None, Profile::Open) => Ok(Policy::open()),
+        (None, _) => Ok(Policy::of(
+            Profile::PackageRegistries,
+            &profiles.registries(),
+        )),
+    }
+}
+
+fn policy_of(setting: &str, profile: Profile, profiles: &Profiles) -> Result<Policy> {
+    let registries = match profile {
         Profile::PackageRegistries => profiles.registries(),
         _ => Registries::default(),
     };
-    if settings.standing == Profile::PackageRegistries && registries.is_empty() {
+    if profile == Profile::PackageRegistries && registries.is_empty() {
         return Err(Error::invalid(
-            "network_default",
+            setting,
             "no package client of this host names a registry, so package-registries would open nothing",
         )
         .hint("configure apt, pip, npm, cargo or go on this host, or choose deny or open"));
     }
-    Ok(NetworkConfig {
-        moat,
-        standing: Policy::of(settings.standing, &registries),
-        denials,
-    })
+    Ok(Policy::of(profile, &registries))
 }
 
 const NOT_TOLD: &str = "this kernel does not tell of connections it refuses (no nfnetlink_log): those that no rule can allow are refused with their first packet, but are not in the list of denials";
@@ -138,6 +163,42 @@ fn upstream(dns: &[Resolver]) -> UpstreamDns {
         return UpstreamDns::System;
     }
     UpstreamDns::Servers(dns.iter().map(|resolver| resolver.0).collect())
+}
+
+/// For `doctor`: whether sandboxes could reach this host's own package registries, once a policy
+/// lets them.
+pub async fn registries(settings: &NetworkSettings) -> Check {
+    const NAME: &str = "package registries";
+    let closed =
+        sandkeep_moat::closed_registries(upstream(&settings.dns), settings.allow_private.clone())
+            .await;
+    let Some(first) = closed.first() else {
+        return Check::ok(
+            NAME,
+            "none of this host's lies in a range that is closed to sandboxes",
+        );
+    };
+    let others = match closed.len() - 1 {
+        0 => String::new(),
+        1 => " (and one more)".to_owned(),
+        more => format!(" (and {more} more)"),
+    };
+    let nets: Vec<IpNet> = closed
+        .iter()
+        .flat_map(|registry| registry.addresses.iter().copied())
+        .collect();
+    let nets: Vec<String> = IpNet::aggregate(&nets)
+        .iter()
+        .map(|net| format!("\"{net}\""))
+        .collect();
+    Check::warning(
+        NAME,
+        format!("no sandbox can reach them: {}{others}", first.refusal.why),
+        format!(
+            "to let policies such as package-registries open them, set allow_private = [{}], or a wider range",
+            nets.join(", ")
+        ),
+    )
 }
 
 /// For `doctor`: boxes run without a moat, too, only without a network.

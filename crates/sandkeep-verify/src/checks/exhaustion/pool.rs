@@ -51,6 +51,7 @@ fn small_disk(bench: &Bench, image: &Path, base: &Path) -> Result<Place> {
         // About what fits on that disk.
         storage_bytes: 1200 << 20,
         microvm_kernel: None,
+        runsc: None,
         ..bench.place.clone()
     };
     // The template is taken from the first private server.

@@ -1,0 +1,241 @@
+//! `backup` and `restore`: everything a server keeps, as one file.
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    os::unix::fs::DirBuilderExt as _,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use sandkeep_model::{Code, Error, Result, human_bytes};
+use sandkeep_vault::Vault;
+use serde_json::json;
+
+use crate::{
+    args::{BackupArgs, RestoreArgs},
+    cli::output::{Output, clean},
+    config::{Config, LogFormat},
+    logging,
+    state::{StateDir, is_state, require_root},
+    uninstall::running_in,
+};
+
+/// What only a server that runs needs, and what a restored one must not find.
+const LEFT_OUT: &[&str] = &["./server.lock", "./agent", "./*.sock"];
+const SUFFIX: &str = "part";
+/// What zstd files begin with.
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// The server is stopped and no sandbox runs, so that what is written is of one moment.
+pub async fn backup(output: Output, args: &BackupArgs) -> anyhow::Result<u8> {
+    let config = Config::load(args.place.settings(), None)?;
+    logging::start(Some("warn"), LogFormat::Text)?;
+    require_root("backup")?;
+    no_own_storage(&config)?;
+    if !is_state(&config.state) {
+        return Err(Error::not_found(format!(
+            "{} is not the state directory of a Sandkeep server",
+            config.state.display()
+        ))
+        .hint("name it: sandkeep backup --state DIR FILE")
+        .into());
+    }
+    let state = StateDir::take(&config.state).map_err(|error| match error.code {
+        Code::Conflict => error.hint("pause the sandboxes (`sandkeep ls -q | xargs -n1 sandkeep pause`), stop the server, and try again"),
+        _ => error,
+    })?;
+    let running = running_in(&config.state);
+    if running > 0 {
+        return Err(Error::conflict(format!(
+            "sandboxes run, with {running} processes: what they are doing cannot be in the file"
+        ))
+        .hint("start the server, pause them (`sandkeep ls -q | xargs -n1 sandkeep pause`), stop it, and try again")
+        .into());
+    }
+    // Unmounted, its file holds all of it.
+    let vault = Vault::open(config.vault()).await?;
+    vault.close().await?;
+    drop(vault);
+    let bytes = pack(&config.state, &args.file)?;
+    drop(state);
+    if output.json {
+        output.json(&json!({ "file": args.file, "bytes": bytes }))?;
+    } else {
+        output.line(&clean(&format!(
+            "{} ({}); it holds the keys of the server and all secrets: keep it like them",
+            args.file.display(),
+            human_bytes(bytes)
+        )))?;
+    }
+    Ok(0)
+}
+
+pub fn restore(output: Output, args: &RestoreArgs) -> anyhow::Result<u8> {
+    let config = Config::load(args.place.settings(), None)?;
+    require_root("restore")?;
+    no_own_storage(&config)?;
+    let state = &config.state;
+    if fs::read_dir(state).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(Error::conflict(format!(
+            "{} is not empty, so nothing was restored",
+            state.display()
+        ))
+        .hint(
+            "name an empty directory with --state, or remove the server there: sandkeep uninstall",
+        )
+        .into());
+    }
+    let mut start = [0_u8; 4];
+    fs::File::open(&args.file)
+        .and_then(|mut file| file.read_exact(&mut start))
+        .map_err(|error| Error::from(error).context(format!("reading {}", args.file.display())))?;
+    if start != ZSTD {
+        return Err(Error::invalid(
+            "file",
+            format!("{} is not a backup of a server", args.file.display()),
+        )
+        .hint("give a file that `sandkeep backup` wrote")
+        .into());
+    }
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(state)
+        .map_err(|error| Error::from(error).context(format!("making {}", state.display())))?;
+    let unpacked = unpack(state, &args.file).and_then(|()| {
+        if state.join("api-key").exists() || state.join("pool.img").exists() {
+            return Ok(());
+        }
+        Err(Error::invalid("file", "the file holds no server")
+            .hint("give a file that `sandkeep backup` wrote"))
+    });
+    if let Err(error) = unpacked {
+        // It was empty: nothing of anybody else is in it.
+        let _ = fs::remove_dir_all(state);
+        return Err(error.into());
+    }
+    if output.json {
+        output.json(&json!({ "state": state }))?;
+    } else {
+        output.line(&clean(&format!(
+            "restored; start it with: sandkeep serve --state {}",
+            state.display()
+        )))?;
+    }
+    Ok(0)
+}
+
+fn no_own_storage(config: &Config) -> Result<()> {
+    match &config.storage_dir {
+        None => Ok(()),
+        Some(dir) => Err(Error::new(
+            Code::NotEnforceable,
+            format!(
+                "the storage is {}, a directory of this host, which is not put into a file",
+                dir.display()
+            ),
+        )
+        .hint("stop the server and copy that directory with `btrfs send`, and the state directory with tar")),
+    }
+}
+
+/// Under another name until it is whole.
+fn pack(state: &Path, file: &Path) -> Result<u64> {
+    let mut part = file.as_os_str().to_owned();
+    part.push(format!(".{SUFFIX}"));
+    let part = Path::new(&part);
+    let named =
+        |error: io::Error| Error::from(error).context(format!("writing {}", part.display()));
+    let packed = (|| {
+        let out = private(part).map_err(named)?;
+        let mut tar = Command::new("tar");
+        tar.args([
+            "--create",
+            "--sparse",
+            "--numeric-owner",
+            "--one-file-system",
+            "--xattrs",
+            "--xattrs-include=*",
+        ]);
+        for pattern in LEFT_OUT {
+            tar.arg(format!("--exclude={pattern}"));
+        }
+        let mut child = tar
+            .arg("--directory")
+            .arg(state)
+            .arg(".")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(no_tar)?;
+        let copied = child.stdout.take().map_or(Ok(()), |mut from| {
+            let mut encoder = zstd::Encoder::new(&out, 3)?;
+            io::copy(&mut from, &mut encoder)?;
+            encoder.finish().map(drop)
+        });
+        let ended = child.wait().map_err(named)?;
+        copied.map_err(named)?;
+        if !ended.success() {
+            return Err(Error::internal(format!("tar ended with {ended}")));
+        }
+        out.sync_all().map_err(named)?;
+        fs::rename(part, file).map_err(named)?;
+        Ok(out.metadata().map_err(named)?.len())
+    })();
+    if packed.is_err() {
+        let _ = fs::remove_file(part);
+    }
+    packed
+}
+
+fn private(path: &Path) -> io::Result<fs::File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+}
+
+fn unpack(state: &Path, file: &Path) -> Result<()> {
+    let named =
+        |error: io::Error| Error::from(error).context(format!("reading {}", file.display()));
+    let from = fs::File::open(file).map_err(named)?;
+    let mut decoder = zstd::Decoder::new(from).map_err(named)?;
+    let mut child = Command::new("tar")
+        .args([
+            "--extract",
+            "--sparse",
+            "--numeric-owner",
+            "--same-owner",
+            "--preserve-permissions",
+            "--xattrs",
+            "--xattrs-include=*",
+        ])
+        .arg("--directory")
+        .arg(state)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .map_err(no_tar)?;
+    let copied = child
+        .stdin
+        .take()
+        .map_or(Ok(0), |mut into| io::copy(&mut decoder, &mut into));
+    let ended = child.wait().map_err(named)?;
+    copied.map_err(|error| {
+        Error::invalid("file", format!("{} is not whole: {error}", file.display()))
+            .hint("give a file that `sandkeep backup` finished")
+    })?;
+    if ended.success() {
+        return Ok(());
+    }
+    Err(Error::internal(format!("tar ended with {ended}")))
+}
+
+fn no_tar(error: io::Error) -> Error {
+    Error::host_not_ready(format!("tar could not be started: {error}"))
+        .hint("install it: apt-get install tar")
+}
