@@ -99,6 +99,8 @@ def test_a_suggestion_never_opens_a_host_that_was_open_for_some_requests(reach, 
     denial = box.server.json("GET", box.path + "/network/denials")["denials"][0]
     assert denial["request"] == {"method": "POST", "path": "/six/index"}, denial
     assert "POST /six/index" in denial["hint"], denial
+    # What a sandbox asks for must not come back as a pattern that fits everything.
+    assert get(box, outside.url(path="/*")) == "403" and get(box, outside.url(path="/%2A")) == "403"
     ran = run_cli(moated, "policy", "suggest", box.id)
     assert ran.returncode == 0, ran
     policy = json.loads(ran.stdout)
