@@ -382,7 +382,7 @@ impl Core {
                 lock(&self.storage.capped).insert(entry.id.clone(), most);
             }
             Err(error) => {
-                tracing::warn!(id = %entry.id, %error, "it may take what is left for all")
+                tracing::warn!(id = %entry.id, %error, "it may take what is left for all");
             }
         }
     }

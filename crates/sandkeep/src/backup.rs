@@ -168,7 +168,7 @@ fn pack(state: &Path, file: &Path) -> Result<u64> {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(no_tar)?;
+            .map_err(|error| no_tar(&error))?;
         let copied = child.stdout.take().map_or(Ok(()), |mut from| {
             let mut encoder = zstd::Encoder::new(&out, 3)?;
             io::copy(&mut from, &mut encoder)?;
@@ -219,7 +219,7 @@ fn unpack(state: &Path, file: &Path) -> Result<()> {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
-        .map_err(no_tar)?;
+        .map_err(|error| no_tar(&error))?;
     let copied = child
         .stdin
         .take()
@@ -235,7 +235,7 @@ fn unpack(state: &Path, file: &Path) -> Result<()> {
     Err(Error::internal(format!("tar ended with {ended}")))
 }
 
-fn no_tar(error: io::Error) -> Error {
+fn no_tar(error: &io::Error) -> Error {
     Error::host_not_ready(format!("tar could not be started: {error}"))
         .hint("install it: apt-get install tar")
 }

@@ -57,7 +57,7 @@ pub fn uninstall(output: Output, args: &UninstallArgs) -> anyhow::Result<u8> {
         .hint("name it: sandkeep uninstall --state DIR")
         .into());
     }
-    let found = Found::at(&state, args.keep_programs, config.storage_dir.clone());
+    let found = Found::at(&state, args.keep_programs, config.storage_dir);
     let list = found.list();
     if args.dry_run {
         tell(output, &list, false)?;

@@ -371,6 +371,8 @@ fn read(path: &Path) -> Result<Value> {
 
 #[cfg(test)]
 mod tests {
+    use sandkeep_moat::policy::AddressGuard;
+
     use super::*;
 
     #[test]
