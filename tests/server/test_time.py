@@ -67,15 +67,22 @@ def test_a_pause_keeps_processes_and_says_how(box):
     assert view["state"] == "paused"
     assert view["pause"]["mode"] == "disk" and view["pause"]["why"] is None, view
     with pytest.raises(Refused) as refused:
-        box.exec("true")
-    assert refused.value.status == 409
-    assert "resume" in refused.value.error["hint"]
-    with pytest.raises(Refused) as refused:
         pause(box)
     assert refused.value.status == 409
     view = resume(box)
     assert view["state"] == "running" and view["pause"] is None
     assert box.exec("kill -0 $(cat /tmp/child)").ok
+
+
+def test_one_that_is_not_to_wake_by_itself_says_so(make):
+    box = make(auto_resume=False)
+    pause(box)
+    with pytest.raises(Refused) as refused:
+        box.exec("true")
+    assert refused.value.status == 409
+    assert "resume" in refused.value.error["hint"]
+    resume(box)
+    assert box.exec("true").ok
 
 
 def test_a_pause_of_files_only_starts_cold(box):
