@@ -74,17 +74,6 @@ def test_a_pause_keeps_processes_and_says_how(box):
     assert box.exec("kill -0 $(cat /tmp/child)").ok
 
 
-def test_one_that_is_not_to_wake_by_itself_says_so(make):
-    box = make(auto_resume=False)
-    pause(box)
-    with pytest.raises(Refused) as refused:
-        box.exec("true")
-    assert refused.value.status == 409
-    assert "resume" in refused.value.error["hint"]
-    resume(box)
-    assert box.exec("true").ok
-
-
 def test_a_pause_of_files_only_starts_cold(box):
     assert box.exec("echo kept > /home/user/note; nohup sleep 1000 >/dev/null 2>&1 &").ok
     machine = box.exec("cat /etc/machine-id").out
