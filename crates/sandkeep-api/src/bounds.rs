@@ -10,7 +10,7 @@ use sandkeep_moat::policy::Profile;
 use sandkeep_model::{
     Audience, FILES_KEY_PATTERN, Isolation, LONGEST_PATTERN, Label, Limits, ListFilter,
     MAX_METADATA_BYTES, MODE_PATTERN, MOST_PATTERNS, MOST_STEPS, MOST_TAGS, NamedTokens,
-    PLAIN_PATTERN, POINT_NAME_PATTERN, POINT_PATTERN, PageToken, SandboxId, Scopes, SecretName,
+    PLAIN_PATTERN, POINT_NAME_PATTERN, POINT_PATTERN, PageToken, PointId, SandboxId, Scopes, SecretName,
     State, TemplateName, TokenName,
 };
 use serde_json::{Map, Value, json};
@@ -68,6 +68,11 @@ fn text(pattern: &str, longest: usize) -> Value {
 
 fn pattern(pattern: &str) -> Value {
     json!({ "pattern": pattern })
+}
+
+/// A name is not an id.
+fn point_name() -> Value {
+    json!({"pattern": POINT_NAME_PATTERN, "not": {"pattern": PointId::PATTERN}})
 }
 
 fn from_to(least: u64, most: u64) -> Value {
@@ -160,9 +165,9 @@ fn properties(most: &Limits) -> Vec<(&'static str, Value)> {
         ("ForkRequest.at", pattern(POINT_PATTERN)),
         ("ResumeRequest.timeout_seconds", timeout(1)),
         ("RollbackRequest.to", pattern(POINT_PATTERN)),
-        ("PointRequest.name", pattern(POINT_NAME_PATTERN)),
+        ("PointRequest.name", point_name()),
         ("PointRequest.tags", tags()),
-        ("LabelRequest.name", pattern(POINT_NAME_PATTERN)),
+        ("LabelRequest.name", point_name()),
         ("LabelRequest.tags", tags()),
         ("AutoPoints.every_seconds", from_to(1, 365 * DAY)),
         ("AutoPoints.min_interval_seconds", from_to(0, DAY)),
@@ -316,8 +321,8 @@ fn parameters() -> Vec<(&'static str, &'static str, Value)> {
         ("delete /v1/profiles/{name}", "name", own_profile()),
         ("get /v1/profiles/{name}", "name", pattern(PROFILE_VERSION)),
         ("* /v1/secrets/{name}", "name", pattern(SecretName::PATTERN)),
-        ("* /v1/points/{id}", "id", pattern(POINT_NAME_PATTERN)),
-        ("* /v1/points/{id}", "other", pattern(POINT_NAME_PATTERN)),
+        ("* /v1/points/{id}", "id", pattern(POINT_PATTERN)),
+        ("* /v1/points/{id}", "other", pattern(POINT_PATTERN)),
     ]
 }
 

@@ -275,6 +275,7 @@ mod tests {
             "GET /v1/sandboxes/{id}/logs",
             "GET /v1/sandboxes/{id}/metrics",
             "GET /v1/sandboxes/{id}/network",
+            "GET /v1/sandboxes/{id}/network/dead-rules",
             "GET /v1/sandboxes/{id}/network/denials",
             "GET /v1/sandboxes/{id}/network/traffic",
             "GET /v1/sandboxes/{id}/processes",

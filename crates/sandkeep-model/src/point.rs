@@ -26,6 +26,7 @@ pub struct PointId(String);
 
 impl PointId {
     pub const LENGTH: usize = 21;
+    pub const PATTERN: &str = "^p[a-z0-9]{20}$";
 
     pub fn random() -> Self {
         Self(format!("p{}", random_token(Self::LENGTH - 1)))

@@ -3,7 +3,7 @@
 use regex::Regex;
 use sandkeep_model::{
     Audience, FILES_KEY_PATTERN, Label, LimitsWish, MODE_PATTERN, PLAIN_PATTERN,
-    POINT_NAME_PATTERN, PageToken, Recipe, SandboxId, SecretName, Step, TemplateName, Timestamp,
+    POINT_NAME_PATTERN, PageToken, PointId, Recipe, SandboxId, SecretName, Step, TemplateName, Timestamp,
     TokenName, check_files_key, check_point_name,
 };
 
@@ -46,8 +46,17 @@ fn names_that_pass_are_those_of_the_pattern() {
     });
     agree(TokenName::PATTERN, |text| text.parse::<TokenName>().is_ok());
     agree(POINT_NAME_PATTERN, |text| {
-        check_point_name("name", text).is_ok()
+        check_point_name("tag", text).is_ok()
     });
+    agree(PointId::PATTERN, |text| text.parse::<PointId>().is_ok());
+    // A name is found as a name: one that is an id would never be.
+    for text in samples() {
+        assert_eq!(
+            check_point_name("name", &text).is_ok(),
+            check_point_name("tag", &text).is_ok() && text.parse::<PointId>().is_err(),
+            "{text:?}"
+        );
+    }
     agree(PLAIN_PATTERN, |text| text.parse::<Audience>().is_ok());
     agree(PLAIN_PATTERN, |text| text.parse::<Label>().is_ok());
     agree(FILES_KEY_PATTERN, |text| check_files_key(text).is_ok());
