@@ -56,7 +56,7 @@ def test_a_plain_create_reaches_the_same_whichever_generation_of_the_sdk_asks(se
 def test_names_are_allowed_out_of_a_closed_box(server, make):
     box = make(network={"allow_out": ["*.example.org", "192.0.2.7"], "deny_out": [ALL_TRAFFIC]})
     shown = detail(server, box)["network"]
-    assert shown == {"allowOut": ["*.example.org", "192.0.2.7"], "denyOut": [ALL_TRAFFIC]}
+    assert shown == {"allowOut": ["*.example.org", "192.0.2.7"], "denyOut": [ALL_TRAFFIC], "allowPublicTraffic": True}
     assert attempt(box, "192.0.2.1", 443) in REFUSED
     assert attempt(box, "example.net", 443) == "gaierror"
 
@@ -93,7 +93,7 @@ def test_ports_of_a_box_can_be_closed(server, sdk, make):
         {"allow_out": ["example.org"]},
         {"deny_out": ["example.org"]},
         {"allow_out": ["*.org"], "deny_out": [ALL_TRAFFIC]},
-        {"mask_request_host": "x"},
+        {"mask_request_host": "not a host"},
     ],
 )
 def test_what_can_not_be_kept_is_refused(sdk, network):
@@ -107,6 +107,6 @@ def test_the_network_of_a_running_box_is_replaced(server, make):
     box.update_network({"allow_out": ["example.org"], "deny_out": [ALL_TRAFFIC]})
     assert detail(server, box)["network"]["allowOut"] == ["example.org"]
     box.update_network({"deny_out": [ALL_TRAFFIC]})
-    assert detail(server, box)["network"] == {"allowOut": [], "denyOut": [ALL_TRAFFIC]}
+    assert detail(server, box)["network"] == {"allowOut": [], "denyOut": [ALL_TRAFFIC], "allowPublicTraffic": True}
     with pytest.raises(SandboxException):
         box.update_network({"allow_out": ["example.org"]})
