@@ -94,3 +94,41 @@ def test_who_has_no_key_is_answered_and_sent_away(server):
         while piece := s.recv(65536):
             got += piece
     assert got.startswith(b"HTTP/1.1 401") and b"connection: close" in got.lower(), got
+
+
+ENDLESS = """
+import http.server, time
+class Endless(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"1\\r\\nx\\r\\n")
+        time.sleep(600)
+http.server.ThreadingHTTPServer(("", 8000), Endless).serve_forever()
+"""
+
+
+def test_connections_to_public_ports_locked_out_who_has_the_key(narrow):
+    """Answers that never end are busy, so none of them could be sent away for a new connection."""
+    with Box(narrow, ports="public", timeout_seconds=600) as box:
+        box.write("/tmp/endless.py", ENDLESS.encode())
+        assert box.exec("nohup python3 /tmp/endless.py >/dev/null 2>&1 &").ok
+        wait_for(lambda: box.exec("ss -ltn | grep -q :8000 || python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8000), 1)'").ok, "it listens")
+        asked = f"GET / HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {box.id}\r\nE2b-Sandbox-Port: 8000\r\n\r\n".encode()
+        held: list[socket.socket] = []
+        try:
+            for _ in range(190):
+                s = socket.create_connection(("127.0.0.1", narrow.port), timeout=30)
+                s.sendall(asked)
+                held.append(s)
+            answers = [s.recv(4096)[:12] for s in held]
+            assert answers.count(b"HTTP/1.1 200") >= 140, answers
+            assert b"HTTP/1.1 503" in answers, "beyond three quarters of the places nothing is answered without the key"
+            for _ in range(20):
+                assert narrow.request("GET", "/v1/sandboxes", timeout=60)[0] == 200
+        finally:
+            for s in held:
+                s.close()
