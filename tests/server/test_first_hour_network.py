@@ -120,4 +120,20 @@ def test_a_command_that_was_refused_something_says_so_at_its_end(reach, moated):
     assert "1 connection was refused by policy" in ran.stderr and "192.0.2.1:80" in ran.stderr, ran
     assert f"sandkeep denials {box.id}" in ran.stderr, ran
     assert "policy" not in run_cli(moated, "exec", box.id, "--", "true").stderr
-    assert "refused by policy" in run_cli(moated, "run", "--", *curl).stderr
+
+
+def test_the_words_after_a_command_are_about_that_command_alone(reach, moated):
+    box = reach()
+    curl = ["curl", "-sS", "--max-time", "10"]
+    run_cli(moated, "exec", box.id, "--", *curl, "http://192.0.2.1/")
+    ran = run_cli(moated, "exec", box.id, "--", *curl, "http://192.0.2.2/")
+    assert "192.0.2.2:80 (no rule)" in ran.stderr and "192.0.2.1" not in ran.stderr, ran
+    ran = run_cli(moated, "exec", box.id, "--", *curl, "http://nowhere.test/")
+    assert "lookup" in ran.stderr and "nowhere.test (" in ran.stderr and "connection" not in ran.stderr.split("details")[0].splitlines()[-1], ran
+
+
+def test_run_tells_what_was_refused_before_its_sandbox_is_gone(moated):
+    ran = run_cli(moated, "run", "--", "curl", "-sS", "--max-time", "10", "http://192.0.2.1/")
+    assert "1 connection was refused by policy: 192.0.2.1:80 (no rule)" in ran.stderr, ran
+    assert "  192.0.2.1:80: no rule; " in ran.stderr, ran
+    assert "sandkeep denials" not in ran.stderr.split("refused by policy")[-1], ran
