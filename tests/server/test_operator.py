@@ -96,9 +96,12 @@ def test_uninstall_leaves_nothing_and_a_backup_brings_everything_back(usual, tmp
     assert paused.returncode == 0 and not paused.stderr, paused
     wait_for(lambda: full(own), "a sandbox in the pool", 60)
     own.stop()
-    assert left_of(state)["processes"], "the pool runs while the server does not"
+    left = sandkeep("uninstall", "--dry-run", "--keep-programs", "--state", state)
+    assert "all sandboxes that run" in left.stdout, "the pool runs while the server does not"
     ran = sandkeep("backup", file, "--state", state)
     assert ran.returncode == 0, ran
+    left = sandkeep("uninstall", "--dry-run", "--keep-programs", "--state", state)
+    assert left.returncode == 0 and "all sandboxes that run" not in left.stdout, left
     assert file.stat().st_mode & 0o777 == 0o600, "it holds keys"
 
     own.start()
