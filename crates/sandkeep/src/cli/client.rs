@@ -326,6 +326,29 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_is_not_reached_is_told_from_one_that_is_not_there() {
+        let said = |base: &str, causes: &[&str]| {
+            let causes: Vec<String> = causes.iter().map(ToString::to_string).collect();
+            let last = causes.last().unwrap().clone();
+            no_connection(base, &causes, &last).message
+        };
+        let refused = ["tcp connect error", "Connection refused (os error 111)"];
+        assert!(said("https://a.test", &refused).starts_with("no server answers"));
+        let unknown = [
+            "dns error",
+            "failed to lookup address information: Name or service not known",
+        ];
+        assert!(said("http://a.test", &unknown).contains("a.test is not found: failed to lookup"));
+        let untrusted = ["client error", "invalid peer certificate: UnknownIssuer"];
+        assert!(said("https://a.test", &untrusted).contains("not trusted"));
+        let plain = [
+            "client error",
+            "received corrupt message of type InvalidContentType",
+        ];
+        assert!(said("https://a.test", &plain).starts_with("no TLS connection"));
+    }
+
+    #[test]
     fn odd_addresses_are_refused_in_words() {
         for bad in ["", "127.0.0.1:3000", "ftp://x", "http://"] {
             assert!(parse_base(bad).unwrap_err().hint.is_some(), "{bad}");
