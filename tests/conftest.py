@@ -22,3 +22,10 @@ def server():
         server.start()
     server.end_boxes()
     server.stop()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Why a test was tried again: what passes the second time is a bug to mend, too."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"tried again: {report.nodeid}", sep="-")
+        terminalreporter.write_line(report.longreprtext)

@@ -10,8 +10,8 @@ use sandkeep_moat::policy::Profile;
 use sandkeep_model::{
     Audience, FILES_KEY_PATTERN, Isolation, LONGEST_PATTERN, Label, Limits, ListFilter,
     MAX_METADATA_BYTES, MODE_PATTERN, MOST_PATTERNS, MOST_STEPS, MOST_TAGS, NamedTokens,
-    PLAIN_PATTERN, POINT_NAME_PATTERN, POINT_PATTERN, PageToken, PointId, SandboxId, Scopes, SecretName,
-    State, TemplateName, TokenName,
+    PLAIN_PATTERN, POINT_NAME_PATTERN, POINT_PATTERN, PageToken, PointId, SandboxId, Scopes,
+    SecretName, State, TemplateName, TokenName,
 };
 use serde_json::{Map, Value, json};
 

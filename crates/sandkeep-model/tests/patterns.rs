@@ -3,8 +3,8 @@
 use regex::Regex;
 use sandkeep_model::{
     Audience, FILES_KEY_PATTERN, Label, LimitsWish, MODE_PATTERN, PLAIN_PATTERN,
-    POINT_NAME_PATTERN, PageToken, PointId, Recipe, SandboxId, SecretName, Step, TemplateName, Timestamp,
-    TokenName, check_files_key, check_point_name,
+    POINT_NAME_PATTERN, PageToken, PointId, Recipe, SandboxId, SecretName, Step, TemplateName,
+    Timestamp, TokenName, check_files_key, check_point_name,
 };
 
 /// Texts of many lengths, with each character of ASCII at the beginning, within and at the end.

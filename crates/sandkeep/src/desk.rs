@@ -15,7 +15,7 @@ use std::{
 use axum::{Router, body::Body, extract::ConnectInfo, response::Response};
 use http::{
     HeaderValue, Request, StatusCode, Version,
-    header::{CONNECTION, HOST},
+    header::{CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER},
     request::Parts,
 };
 use hyper::{body::Incoming, service::service_fn};
@@ -99,10 +99,10 @@ impl Desk {
                 },
             };
             match (Arc::clone(&places).try_acquire_owned(), strangers.enter()) {
-                (Ok(place), Some(visit)) => {
+                (Ok(place), visit) => {
                     desk.spawn(stream, peer, (place, visit), graceful.watcher());
                 }
-                _ => refuse(&stream),
+                (Err(_), _) => refuse(&stream),
             }
         }
         drop(listener);
@@ -226,8 +226,13 @@ impl Call {
                 if let Some(broken) = &broken {
                     request.extensions_mut().insert(broken.clone());
                 }
+                let not_answered = visit.visitor.is_not_answered();
                 async move {
-                    let answer = desk.answer(request, peer, encrypted).await;
+                    let answer = if not_answered {
+                        busy(over)
+                    } else {
+                        desk.answer(request, peer, encrypted).await
+                    };
                     Ok::<_, Infallible>(answered(answer, over, under_way, broken))
                 }
             })
@@ -325,16 +330,34 @@ impl http_body::Body for Held {
     }
 }
 
-/// The whole answer to a connection too many.
-static BUSY: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let error = Error::new(
+fn too_many() -> Error {
+    Error::new(
         Code::ResourceExhausted,
         "the server has as many connections as it serves at once",
     )
-    .hint("close idle connections, or let the operator raise max_connections");
+    .hint("close idle connections, or let the operator raise max_connections")
+}
+
+/// The whole answer to a connection too many.
+static BUSY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let status = "HTTP/1.1 503 Service Unavailable";
-    whole_answer(status, "retry-after: 1\r\n", &error)
+    whole_answer(status, "retry-after: 1\r\n", &too_many())
 });
+
+/// The answer to a request on a connection that was let in only to show the key.
+fn busy(over: Version) -> Response {
+    metrics::counter!("sandkeep_connections_refused_total").increment(1);
+    let body = serde_json::json!({ "error": too_many() }).to_string();
+    let mut answer = Response::new(Body::from(body));
+    *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    if over < Version::HTTP_2 {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer
+}
 
 /// The whole answer to a key that somebody on the way could have read.
 static UNENCRYPTED: LazyLock<Vec<u8>> = LazyLock::new(|| {

@@ -2,7 +2,8 @@
 //!
 //! Anybody can open a connection and say nothing, or ask again and again for what needs no key.
 //! Such connections may take most of the places; then the oldest that is at rest goes for each
-//! new one.
+//! new one. Where all of them are busy, new ones are on probation: they have few places of their own,
+//! the oldest goes for each new one, and they are answered only if their first request shows the key.
 
 use std::{
     collections::VecDeque,
@@ -23,6 +24,9 @@ pub struct Strangers {
     here: AtomicUsize,
     /// Oldest first. Those that have ended or are known now are taken out when they are met.
     queue: Mutex<VecDeque<Arc<Visitor>>>,
+    /// How many may be on probation at once.
+    most_on_probation: usize,
+    probation: Mutex<VecDeque<Arc<Visitor>>>,
 }
 
 /// One connection.
@@ -30,6 +34,8 @@ pub struct Strangers {
 pub struct Visitor {
     known: AtomicBool,
     over: AtomicBool,
+    /// Let in only to show the key.
+    on_probation: bool,
     /// Requests that are not answered to their end.
     busy: AtomicUsize,
     pub cut: CancellationToken,
@@ -39,6 +45,11 @@ impl Visitor {
     pub fn begin(self: &Arc<Self>) -> Request {
         self.busy.fetch_add(1, Ordering::Relaxed);
         Request(Arc::clone(self))
+    }
+
+    /// Whether it is to be sent away without an answer, for it has not shown the key.
+    pub fn is_not_answered(&self) -> bool {
+        self.on_probation && !self.known.load(Ordering::Relaxed)
     }
 
     fn counts(&self) -> bool {
@@ -66,7 +77,7 @@ pub struct Visit {
 impl Visit {
     /// It has shown the key.
     pub fn is_known(&self) {
-        if !self.visitor.known.swap(true, Ordering::Relaxed) {
+        if !self.visitor.known.swap(true, Ordering::Relaxed) && !self.visitor.on_probation {
             self.strangers.here.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -86,13 +97,15 @@ impl Strangers {
             most: (places - places / 4).max(1),
             here: AtomicUsize::new(0),
             queue: Mutex::default(),
+            most_on_probation: (places / 8).max(1),
+            probation: Mutex::default(),
         })
     }
 
-    /// Lets one more in. `None`: they are too many, and all of them are busy.
-    pub fn enter(self: &Arc<Self>) -> Option<Visit> {
+    /// Lets one more in, on probation where they are too many and all of them are busy.
+    pub fn enter(self: &Arc<Self>) -> Visit {
         if self.here.load(Ordering::Relaxed) >= self.most && !self.send_one_away() {
-            return None;
+            return self.try_out();
         }
         let visitor = Arc::new(Visitor::default());
         self.here.fetch_add(1, Ordering::Relaxed);
@@ -105,10 +118,34 @@ impl Strangers {
         }
         queue.push_back(Arc::clone(&visitor));
         drop(queue);
-        Some(Visit {
+        Visit {
             strangers: Arc::clone(self),
             visitor,
-        })
+        }
+    }
+
+    /// Who has the key must be able to show it, whatever others do.
+    fn try_out(self: &Arc<Self>) -> Visit {
+        let visitor = Arc::new(Visitor {
+            on_probation: true,
+            ..Visitor::default()
+        });
+        let mut queue = self
+            .probation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        queue.retain(|one| one.counts());
+        while queue.len() >= self.most_on_probation {
+            if let Some(oldest) = queue.pop_front() {
+                oldest.cut.cancel();
+            }
+        }
+        queue.push_back(Arc::clone(&visitor));
+        drop(queue);
+        Visit {
+            strangers: Arc::clone(self),
+            visitor,
+        }
     }
 
     fn send_one_away(&self) -> bool {
@@ -137,27 +174,36 @@ mod tests {
     #[test]
     fn the_oldest_at_rest_goes_and_who_is_known_or_busy_stays() {
         let strangers = Strangers::among(4);
-        let visits: Vec<Visit> = (0..3).filter_map(|_| strangers.enter()).collect();
+        let visits: Vec<Visit> = (0..3).map(|_| strangers.enter()).collect();
         let cut = |at: usize| visits[at].visitor.cut.is_cancelled();
         let request = visits[0].visitor.begin();
         visits[1].is_known();
-        let next = [strangers.enter().unwrap(), strangers.enter().unwrap()];
+        let next = [strangers.enter(), strangers.enter()];
         assert_eq!([cut(0), cut(1), cut(2)], [false, false, true]);
         assert!(!next[0].visitor.cut.is_cancelled());
         drop(request);
-        let _third = strangers.enter().unwrap();
+        let _third = strangers.enter();
         assert!(!cut(1));
     }
 
     #[test]
-    fn where_all_are_busy_no_more_are_let_in() {
-        let strangers = Strangers::among(4);
-        let visits: Vec<Visit> = (0..3).filter_map(|_| strangers.enter()).collect();
+    fn where_all_are_busy_new_ones_can_only_show_the_key() {
+        let strangers = Strangers::among(16);
+        let visits: Vec<Visit> = (0..12).map(|_| strangers.enter()).collect();
         let requests: Vec<Request> = visits.iter().map(|visit| visit.visitor.begin()).collect();
-        assert!(strangers.enter().is_none());
+        assert!(visits.iter().all(|visit| !visit.visitor.is_not_answered()));
+        let [first, second] = [strangers.enter(), strangers.enter()];
+        assert!(first.visitor.is_not_answered() && second.visitor.is_not_answered());
+        first.is_known();
+        assert!(!first.visitor.is_not_answered());
+        // Who has shown it stays; the oldest of the others goes for a new one.
+        let [third, _fourth] = [strangers.enter(), strangers.enter()];
+        assert!(!first.visitor.cut.is_cancelled());
+        assert!(second.visitor.cut.is_cancelled() && !third.visitor.cut.is_cancelled());
         drop(requests);
-        assert!(strangers.enter().is_some());
-        drop(visits);
+        assert!(!strangers.enter().visitor.is_not_answered());
+        drop((visits, first, second, third));
+        assert_eq!(strangers.here.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -227,8 +227,11 @@ impl Core {
                 self.try_image(entry, &disk, &image),
                 self.vault.write_out_point(draft, keep),
             );
+            // An image that could not be written out is removed, under its trial, too: why it could
+            // not is what counts.
+            let draft = written?;
             tried?;
-            written?
+            draft
         } else {
             draft
         };

@@ -74,7 +74,9 @@ os.chroot('.')
 print(os.path.exists('/etc/passwd'), os.path.exists('/work'), sorted(os.listdir('/'))[:3])",
         )
         .await;
-    let inside = target.works("ls -A / | LC_ALL=C sort | head -3 | xargs").await;
+    let inside = target
+        .works("ls -A / | LC_ALL=C sort | head -3 | xargs")
+        .await;
     for name in inside.split_ascii_whitespace() {
         assert!(
             escaped.contains(name),
