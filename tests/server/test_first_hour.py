@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from datetime import datetime
@@ -215,6 +216,44 @@ def test_a_listener_that_leaves_does_not_end_the_command(server, make, how):
     assert server.json("GET", box.path + "/processes")["processes"], "the command runs on"
     box.write("/home/user/go", b"")
     assert first.communicate(timeout=60)[0] == "later\n" and first.returncode == 7
+
+
+def attach_and_vanish(server, box, first):
+    """A client of the WebSocket that says one thing, hears that it was begun and is gone."""
+    text = json.dumps(first).encode()
+    assert len(text) < 126
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as wire:
+        wire.sendall(
+            f"GET {box.path}/exec HTTP/1.1\r\nHost: x\r\nX-API-Key: {server.key}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+        )
+        # Masked, with a mask that changes nothing.
+        wire.sendall(bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text)
+        heard = b""
+        while b'"started"' not in heard:
+            piece = wire.recv(4096)
+            assert piece, heard
+            heard += piece
+
+
+@pytest.mark.parametrize("said, runs", [({}, True), ({"detach": True}, True), ({"detach": False}, False)])
+def test_a_client_that_attaches_ends_the_command_only_when_it_asks_for_that(server, make, said, runs):
+    box = make()
+    first = start(server, "exec", box.id, "--", "sh", "-c", SLOW)
+    assert first.stdout.readline() == "begun\n"
+
+    def there():
+        return server.json("GET", box.path + "/processes")["processes"]
+
+    attach_and_vanish(server, box, {"attach": there()[0]["pid"]} | said)
+    if runs:
+        time.sleep(1)
+        assert there(), "the command runs on"
+        box.write("/home/user/go", b"")
+        assert first.communicate(timeout=20)[0] == "later\n"
+    else:
+        wait_for(lambda: not there(), "the command ended with its client", 10)
+        first.communicate(timeout=20)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
