@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from datetime import datetime
@@ -179,6 +180,103 @@ def test_a_command_survives_a_restart_and_exec_finds_it_again(server, make, how)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 7, (running.returncode, out, err)
     assert out == "later\n" and "looking for it again" in err, (out, err)
+    assert re.search(r"the connection was lost for \d+ s; output written meanwhile is missing", err), err
+
+
+def test_output_lost_over_a_restart_is_not_told_as_whole(server, make):
+    box = make()
+    running = start(server, "--json", "exec", box.id, "--", "sh", "-c", "touch /home/user/begun; " + SLOW)
+    wait_for(lambda: box.exec("test -e /home/user/begun").ok, "the command runs", 20)
+    server.stop()
+    server.start()
+    time.sleep(1)
+    box.write("/home/user/go", b"")
+    out, err = running.communicate(timeout=60)
+    view = json.loads(out)
+    assert view["exit_code"] == 7 and view["truncated"] is True, (view, err)
+    assert "connection was lost" in view["truncated_because"], view
+    whole = json.loads(run_cli(server, "--json", "exec", box.id, "--", "echo", "all").stdout)
+    assert whole["truncated"] is False and "truncated_because" not in whole, whole
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_listener_that_leaves_does_not_end_the_command(server, make, how):
+    box = make()
+    first = start(server, "exec", box.id, "--", "sh", "-c", SLOW)
+    assert first.stdout.readline() == "begun\n"
+    pid = server.json("GET", box.path + "/processes")["processes"][0]["pid"]
+    listener = start(server, "exec", "--attach", str(pid), box.id)
+    time.sleep(1)
+    listener.send_signal(how)
+    _, err = listener.communicate(timeout=10)
+    if how != signal.SIGKILL:
+        assert listener.returncode == 128 + how, (listener.returncode, err)
+        assert f"detached; the command continues: sandkeep exec --attach {pid} {box.id}" in err, err
+    time.sleep(1)
+    assert server.json("GET", box.path + "/processes")["processes"], "the command runs on"
+    box.write("/home/user/go", b"")
+    assert first.communicate(timeout=60)[0] == "later\n" and first.returncode == 7
+
+
+def attach_and_vanish(server, box, first):
+    """A client of the WebSocket that says one thing, hears that it was begun and is gone."""
+    text = json.dumps(first).encode()
+    assert len(text) < 126
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as wire:
+        wire.sendall(
+            f"GET {box.path}/exec HTTP/1.1\r\nHost: x\r\nX-API-Key: {server.key}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+        )
+        # Masked, with a mask that changes nothing.
+        wire.sendall(bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text)
+        heard = b""
+        while b'"started"' not in heard:
+            piece = wire.recv(4096)
+            assert piece, heard
+            heard += piece
+
+
+@pytest.mark.parametrize("said, runs", [({}, True), ({"detach": True}, True), ({"detach": False}, False)])
+def test_a_client_that_attaches_ends_the_command_only_when_it_asks_for_that(server, make, said, runs):
+    box = make()
+    first = start(server, "exec", box.id, "--", "sh", "-c", SLOW)
+    assert first.stdout.readline() == "begun\n"
+
+    def there():
+        return server.json("GET", box.path + "/processes")["processes"]
+
+    attach_and_vanish(server, box, {"attach": there()[0]["pid"]} | said)
+    if runs:
+        time.sleep(1)
+        assert there(), "the command runs on"
+        box.write("/home/user/go", b"")
+        assert first.communicate(timeout=20)[0] == "later\n"
+    else:
+        wait_for(lambda: not there(), "the command ended with its client", 10)
+        first.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("what", ["exec", "run"])
+def test_ctrl_c_ends_a_client_whose_server_is_away(server, make, what, how):
+    where = [make().id] if what == "exec" else []
+    running = start(server, what, *where, "--", "sh", "-c", SLOW)
+    try:
+        assert running.stdout.readline() == "begun\n"
+        server.stop()
+        assert "looking for it again" in running.stderr.readline()
+        running.send_signal(how)
+        began = time.monotonic()
+        _, err = running.communicate(timeout=10)
+        assert time.monotonic() - began < 3, err
+        assert running.returncode == 128 + how, (running.returncode, err)
+        assert "the command continues" in err and "sandkeep exec --attach" in err, err
+        assert what == "exec" or "sandkeep kill" in err, err
+    finally:
+        running.kill()
+        server.start()
+        for left in server.json("GET", "/v1/sandboxes")["sandboxes"] if what == "run" else []:
+            server.json("DELETE", f"/v1/sandboxes/{left['id']}")
 
 
 def test_a_command_can_be_attached_to_by_its_pid(server, make):

@@ -1,6 +1,7 @@
 """What a new user met in the first hour, where sandboxes reach something."""
 
 import json
+import re
 
 import pytest
 from boxkit import Box, post, run_cli
@@ -117,7 +118,33 @@ def test_a_command_that_was_refused_something_says_so_at_its_end(reach, moated):
     curl = ["curl", "-sS", "--max-time", "10", "http://192.0.2.1/"]
     ran = run_cli(moated, "exec", box.id, "--", *curl)
     assert ran.returncode == 7, ran
-    assert "1 connection was refused by policy" in ran.stderr and "192.0.2.1:80" in ran.stderr, ran
+    # Not by its policy, which could not open this range either.
+    assert "1 connection was refused: 192.0.2.1:80 (closed range); " in ran.stderr, ran
     assert f"sandkeep denials {box.id}" in ran.stderr, ran
     assert "policy" not in run_cli(moated, "exec", box.id, "--", "true").stderr
-    assert "refused by policy" in run_cli(moated, "run", "--", *curl).stderr
+
+
+def test_the_words_after_a_command_are_about_that_command_alone(reach, moated):
+    box = reach(network={"allow": ["typo.invalid:80"]})
+    curl = ["curl", "-sS", "--max-time", "10"]
+
+    def said(url):
+        ran = run_cli(moated, "exec", box.id, "--", *curl, url)
+        assert ran.returncode != 0, ran
+        return ran.stderr.strip().splitlines()[-1]
+
+    assert "192.0.2.1:80" in said("http://192.0.2.1/")
+    last = said("http://192.0.2.2/")
+    assert last.startswith("1 connection was refused: 192.0.2.2:80 (closed range); "), last
+    assert said("http://192.0.2.2/") == last, "the same again counts as one, not as two"
+    last = said("http://nowhere.test/")
+    assert re.match(r"\d+ lookups? (was|were) refused by policy: nowhere.test \(no rule\); ", last), last
+    last = said("http://typo.invalid/")
+    assert re.match(r"\d+ lookups? failed: typo.invalid \(no such name\); ", last), last
+
+
+def test_run_tells_what_was_refused_before_its_sandbox_is_gone(moated):
+    ran = run_cli(moated, "run", "--", "curl", "-sS", "--max-time", "10", "http://192.0.2.1/")
+    assert "1 connection was refused: 192.0.2.1:80 (closed range)\n" in ran.stderr, ran
+    assert "  192.0.2.1:80: closed range; " in ran.stderr, ran
+    assert "sandkeep denials" not in ran.stderr, ran

@@ -25,11 +25,23 @@ def sandkeep(*args, **options):
 @pytest.fixture
 def own():
     """A server with a state of its own, which is removed whatever becomes of it."""
+    yield from served()
+
+
+@pytest.fixture
+def usual():
+    """The same with a pool, as a server has it by itself."""
+    yield from served(pool=True)
+
+
+def served(**options):
     state = state_dir().parent / f"operator-{secrets.token_hex(3)}"
-    server = TinyServer(tiny_state(state, storage=SIZE), storage=SIZE).start()
+    server = TinyServer(tiny_state(state, storage=SIZE), storage=SIZE, **options).start()
     yield server
     with contextlib.suppress(Exception):
         server.close()
+    # Sandboxes of the pool outlive their server.
+    sandkeep("uninstall", "--yes", "--keep-programs", "--state", state)
     subprocess.run(["umount", "--lazy", str(state / "pool")], check=False, capture_output=True)
     shutil.rmtree(state, ignore_errors=True)
 
@@ -54,8 +66,15 @@ def trees():
     return set(found.stdout.split())
 
 
-def test_uninstall_leaves_nothing_and_a_backup_brings_everything_back(own, tmp_path):
+def full(server):
+    """Whether the pool has what it wants."""
+    return server.json("GET", "/v1/host")["pooled"] > 0
+
+
+def test_uninstall_leaves_nothing_and_a_backup_brings_everything_back(usual, tmp_path):
+    own = usual
     state, file = own.state, tmp_path / "server.backup"
+    wait_for(lambda: full(own), "a sandbox in the pool", 60)
     before = trees()
     box, other = Box(own), Box(own)
     assert box.exec("echo kept > /home/user/note").ok
@@ -65,13 +84,24 @@ def test_uninstall_leaves_nothing_and_a_backup_brings_everything_back(own, tmp_p
     assert ran.returncode == 1 and "stop the server" in ran.stderr, ran
     own.stop()
     ran = sandkeep("backup", file, "--state", state)
-    assert ran.returncode == 1 and "pause them" in ran.stderr and not file.exists(), ran
+    assert ran.returncode == 1 and not file.exists(), ran
+    assert "2 sandboxes are still running" in ran.stderr and box.id in ran.stderr, ran
+    recipe = re.search(r"`(sandkeep ls .*?)`", ran.stderr)[1].replace("sandkeep", str(binary()))
     own.start()
-    post(box, "pause", memory=False)
+    assert box.exec("cat /home/user/note").out == "kept\n", "a refusal ends no sandbox"
     other.kill()
+    post(box, "pause", memory=False)
+    # As printed, and without complaint about one that is paused already.
+    paused = subprocess.run(["sh", "-c", recipe], capture_output=True, text=True, timeout=60, env={**os.environ, **own.cli_env()})
+    assert paused.returncode == 0 and not paused.stderr, paused
+    wait_for(lambda: full(own), "a sandbox in the pool", 60)
     own.stop()
+    left = sandkeep("uninstall", "--dry-run", "--keep-programs", "--state", state)
+    assert "all sandboxes that run" in left.stdout, "the pool runs while the server does not"
     ran = sandkeep("backup", file, "--state", state)
     assert ran.returncode == 0, ran
+    left = sandkeep("uninstall", "--dry-run", "--keep-programs", "--state", state)
+    assert left.returncode == 0 and "all sandboxes that run" not in left.stdout, left
     assert file.stat().st_mode & 0o777 == 0o600, "it holds keys"
 
     own.start()

@@ -214,6 +214,11 @@ def test_the_command_line_travels_in_time(server, box):
         assert box.exec("cat /home/user/file").out == "one\n"
         paused = cli(server, "pause", box.id)
         assert paused.returncode == 0 and box.id in paused.stdout
+        again = cli(server, "pause", box.id)
+        assert again.returncode == 0 and again.stdout == paused.stdout, "it is what was wanted"
+        for asked in ("snapshot", "fork"):
+            refused = cli(server, asked, box.id)
+            assert refused.returncode == 1 and f"sandkeep resume {box.id}" in refused.stderr, refused
         assert cli(server, "resume", box.id, "--timeout", "10m").returncode == 0
         fork = cli(server, "fork", box.id).stdout.strip()
         assert cli(server, "kill", fork).returncode == 0

@@ -1,5 +1,6 @@
 """The certificate of the server itself: what is refused at once, and what is read again."""
 
+import os
 import socket
 import ssl
 import subprocess
@@ -7,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from boxkit import Box, run_cli
 from sandkeep_server import binary
 from servers import in_place_of
 
@@ -51,6 +53,30 @@ def test_a_renewed_certificate_is_shown_without_a_restart(server, tmp_path):
         else:
             raise AssertionError("the renewed certificate is not shown")
         assert second != first
+
+
+def looks(url: str) -> str:
+    """What the command line says of a server that it cannot talk to."""
+    env = {**os.environ, "SANDKEEP_URL": url, "SANDKEEP_API_KEY": "e2b_00"}
+    ran = subprocess.run([binary(), "ls"], env=env, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1 and len(ran.stderr.strip().splitlines()) == 2, ran
+    return ran.stderr
+
+
+def test_a_link_with_a_token_is_https_and_a_failed_connection_says_why(server):
+    with in_place_of(server, "--pool-size", "0", "--tls-self-signed", "boxes.localhost") as own:
+        with Box(own) as box:
+            # Asked over loopback, which a server with TLS answers in the clear, too.
+            assert own.url.startswith("http://127.0.0.1")
+            ran = run_cli(own, "url", box.id, "8000")
+        link = f"https://8000-{box.id}.boxes.localhost:{own.port}/?sandkeep_token="
+        assert ran.returncode == 0 and ran.stdout.startswith(link), ran
+        said = looks(f"https://127.0.0.1:{own.port}")
+        assert "certificate" in said and "not trusted" in said and "SSL_CERT_FILE" in said, said
+        assert "no server answers" not in said, said
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert "no server answers" in looks(f"https://127.0.0.1:{free.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,9 @@ def tiny_state(state: Path, storage: str = "4GiB") -> Path:
 class TinyServer(Server):
     """A server on such a state; `close` takes everything away."""
 
-    def __init__(self, state: Path, *flags: str, storage: str = "4GiB"):
-        super().__init__("--pool-size", "0", "--storage-size", storage, *flags, state=state)
+    def __init__(self, state: Path, *flags: str, storage: str = "4GiB", pool: bool = False):
+        size = () if pool else ("--pool-size", "0")
+        super().__init__(*size, "--storage-size", storage, *flags, state=state)
 
     def close(self) -> None:
         if self.process is None or self.process.poll() is not None:

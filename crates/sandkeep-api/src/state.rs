@@ -35,6 +35,8 @@ pub struct ApiState {
     pub version: String,
     /// The domain under which `<port>-<id>.<domain>` reaches boxes, if there is one.
     pub domain: Option<String>,
+    /// Whether the server speaks TLS itself.
+    pub tls: bool,
     /// The port the server listens on.
     pub port: Option<u16>,
     /// The largest JSON body that is read.
@@ -75,6 +77,7 @@ impl ApiState {
             metrics_open: false,
             version: version.into(),
             domain: None,
+            tls: false,
             port: None,
             max_body_bytes: Self::DEFAULT_MAX_BODY_BYTES,
             request_timeout: Self::DEFAULT_REQUEST_TIMEOUT,

@@ -8,7 +8,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use sandkeep_model::{Code, Error, Result, human_bytes};
+use sandkeep_model::{Code, Error, PauseMode, Result, State, human_bytes};
+use sandkeep_store::Store;
 use sandkeep_vault::Vault;
 use serde_json::json;
 
@@ -17,17 +18,19 @@ use crate::{
     cli::output::{Output, clean},
     config::{Config, LogFormat},
     logging,
-    state::{StateDir, is_state, require_root},
-    uninstall::running_in,
+    state::{LEDGER, StateDir, is_state, require_root},
+    uninstall::{end_processes_of, processes_of},
 };
 
 /// What only a server that runs needs, and what a restored one must not find.
 const LEFT_OUT: &[&str] = &["./server.lock", "./agent", "./*.sock"];
+/// Pausing one that is paused changes nothing.
+const PAUSE: &str = "pause all sandboxes (`sandkeep ls -q | xargs -r -n1 sandkeep pause`)";
 const SUFFIX: &str = "part";
 /// What zstd files begin with.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// The server is stopped and no sandbox runs, so that what is written is of one moment.
+/// The server is stopped and no sandbox of a user runs, so that what is written is of one moment.
 pub async fn backup(output: Output, args: &BackupArgs) -> anyhow::Result<u8> {
     let config = Config::load(args.place.settings(), None)?;
     logging::start(Some("warn"), LogFormat::Text)?;
@@ -42,23 +45,17 @@ pub async fn backup(output: Output, args: &BackupArgs) -> anyhow::Result<u8> {
         .into());
     }
     let state = StateDir::take(&config.state).map_err(|error| match error.code {
-        Code::Conflict => error.hint("pause the sandboxes (`sandkeep ls -q | xargs -n1 sandkeep pause`), stop the server, and try again"),
+        Code::Conflict => error.hint(format!("{PAUSE}, stop the server, and try again")),
         _ => error,
     })?;
-    let running = running_in(&config.state);
-    if running > 0 {
-        return Err(Error::conflict(format!(
-            "sandboxes run, with {running} processes: what they are doing cannot be in the file"
-        ))
-        .hint("start the server, pause them (`sandkeep ls -q | xargs -n1 sandkeep pause`), stop it, and try again")
-        .into());
-    }
+    let ledger = end_the_pool(&config.state).await?;
     // Unmounted, its file holds all of it.
     let vault = Vault::open(config.vault()).await?;
     vault.close().await?;
     drop(vault);
     let bytes = pack(&config.state, &args.file)?;
-    drop(state);
+    // Closing it may write, which must not happen while it is packed.
+    drop((ledger, state));
     if output.json {
         output.json(&json!({ "file": args.file, "bytes": bytes }))?;
     } else {
@@ -69,6 +66,56 @@ pub async fn backup(output: Output, args: &BackupArgs) -> anyhow::Result<u8> {
         )))?;
     }
     Ok(0)
+}
+
+/// A server that stops leaves the sandboxes of its pool running. They were never given to anyone:
+/// they end here, and the next start makes others. Sandboxes of users are never ended.
+async fn end_the_pool(state: &Path) -> Result<Option<Store>> {
+    if processes_of(state).is_empty() {
+        return Ok(None);
+    }
+    let ledger = Store::open(state.join(LEDGER)).await?;
+    let mut running = Vec::new();
+    let mut frozen = Vec::new();
+    for record in ledger.live().await? {
+        let (sandbox, pooled) = (record.sandbox, record.pooled);
+        let in_memory = sandbox.time.pause.as_ref().map(|pause| pause.mode) == Some(PauseMode::Ram);
+        match sandbox.state {
+            _ if pooled => {}
+            State::Creating | State::Running | State::Pausing | State::Resuming => {
+                running.push(sandbox.id.to_string());
+            }
+            State::Paused if in_memory => frozen.push(sandbox.id.to_string()),
+            State::Paused | State::Stopping | State::Gone => {}
+        }
+    }
+    if !running.is_empty() {
+        return Err(Error::conflict(format!(
+            "{} still running, and what they do cannot be in the file: {}",
+            counted(running.len(), "sandbox is", "sandboxes are"),
+            running.join(", ")
+        ))
+        .hint(format!(
+            "start the server, {PAUSE}, stop the server, and try again"
+        )));
+    }
+    if let Some(first) = frozen.first() {
+        return Err(Error::conflict(format!(
+            "{} paused in memory, which cannot be in the file: {}",
+            counted(frozen.len(), "sandbox is", "sandboxes are"),
+            frozen.join(", ")
+        ))
+        .hint(format!(
+            "start the server, keep the files of each (`sandkeep resume {first} && sandkeep pause --files-only {first}`), \
+             stop the server, and try again"
+        )));
+    }
+    end_processes_of(state)?;
+    Ok(Some(ledger))
+}
+
+fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 pub fn restore(output: Output, args: &RestoreArgs) -> anyhow::Result<u8> {

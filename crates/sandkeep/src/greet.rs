@@ -40,13 +40,22 @@ pub enum KeyShown<'a> {
 }
 
 impl KeyShown<'_> {
-    fn in_shell(&self) -> String {
+    fn in_shell(&self, sudo: bool) -> String {
         match self {
             Self::Text(key) => key.expose().to_owned(),
-            Self::File(path) => format!("$(sudo cat {})", path.display()),
+            Self::File(path) => format!("$({}cat {})", before_root(sudo), path.display()),
             Self::Environment => "'the SANDKEEP_API_KEY of the server'".to_owned(),
         }
     }
+}
+
+/// Whether the person at this terminal becomes root by sudo; where they are root there may be none.
+pub fn uses_sudo() -> bool {
+    !rustix::process::geteuid().is_root() || std::env::var_os("SUDO_UID").is_some()
+}
+
+const fn before_root(sudo: bool) -> &'static str {
+    if sudo { "sudo " } else { "" }
 }
 
 /// How clients reach a server with TLS of its own.
@@ -79,12 +88,14 @@ pub struct Greeting<'a> {
     /// What sandboxes reach whose create says nothing.
     pub network: Profile,
     pub encrypted: Option<Encrypted<'a>>,
+    /// See [`uses_sudo`].
+    pub sudo: bool,
 }
 
 impl Greeting<'_> {
     pub fn text(&self) -> String {
         let url = local_url(self.listen);
-        let key = self.key.in_shell();
+        let key = self.key.in_shell(self.sudo);
         let program = self.program;
         let shown = match &self.encrypted {
             Some(encrypted) => format!("https://{}", encrypted.domain),
@@ -148,11 +159,12 @@ Ctrl-C stops the server; sandboxes keep running and are found again at the next 
                 "    export E2B_API_URL={url} E2B_SANDBOX_URL={url}\n    export E2B_DOMAIN=localhost:{port}\n"
             );
         };
+        let sudo = before_root(self.sudo);
         let mut lines = String::new();
         if !encrypted.resolves {
             let name = encrypted.domain.split(':').next().unwrap_or_default();
             let help = if name.ends_with(".localhost") {
-                "`sudo apt install libnss-myhostname` makes this machine find them".to_owned()
+                format!("`{sudo}apt install libnss-myhostname` makes this machine find them")
             } else {
                 format!("point *.{name} at this server in your DNS")
             };
@@ -161,7 +173,7 @@ Ctrl-C stops the server; sandboxes keep running and are found again at the next 
         if let Some(file) = encrypted.authority {
             let file = file.display();
             lines += &format!(
-                "    sudo cat {file} > sandkeep-ca.pem\n    export SSL_CERT_FILE=$PWD/sandkeep-ca.pem NODE_EXTRA_CA_CERTS=$PWD/sandkeep-ca.pem\n"
+                "    {sudo}cat {file} > sandkeep-ca.pem\n    export SSL_CERT_FILE=$PWD/sandkeep-ca.pem NODE_EXTRA_CA_CERTS=$PWD/sandkeep-ca.pem\n"
             );
         }
         lines + &format!("    export E2B_DOMAIN={}\n", encrypted.domain)
@@ -190,6 +202,7 @@ mod tests {
             level: Some(Isolation::Gvisor),
             network: Profile::AirGapped,
             encrypted: None,
+            sudo: true,
         }
     }
 
@@ -242,6 +255,11 @@ mod tests {
             text.contains("SANDKEEP_API_KEY=$(sudo cat /state/api-key)"),
             "{text}"
         );
+        let mut as_root = plain(&shown);
+        as_root.sudo = false;
+        let text = as_root.text();
+        assert!(text.contains("=$(cat /state/api-key)"), "{text}");
+        assert!(!text.contains("sudo"), "{text}");
     }
 
     #[test]

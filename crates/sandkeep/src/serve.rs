@@ -46,7 +46,7 @@ use crate::{
         secrets::{self, Edge},
     },
     notify::notify,
-    state::{KeySource, StateDir, require_root},
+    state::{KeySource, LEDGER, StateDir, require_root},
     tls::Tls,
 };
 
@@ -121,6 +121,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
     let listen = listener.local_addr()?;
     let domain = shown_domain(&config, listen.port());
     api.domain.clone_from(&domain);
+    api.tls = config.tls.is_some();
     api.port = Some(listen.port());
     api.profiles = profiles;
     api.secrets = Some(secrets);
@@ -176,6 +177,7 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<u8> {
             level,
             network: config.network.standing,
             encrypted,
+            sudo: greet::uses_sudo(),
         };
         let text = greeting.text();
         let _ = stdout.write_all(text.as_bytes());
@@ -253,7 +255,7 @@ async fn open_keeper(
         );
     };
     let profiles = Profiles::open(&config.state.join("profiles"), Some(base.path))?;
-    let store = Store::open(config.state.join("ledger.db")).await?;
+    let store = Store::open(config.state.join(LEDGER)).await?;
     let agent = state.install_agent()?;
     let container = ContainerWard::new(container_config(
         state.path(),

@@ -18,6 +18,8 @@ use crate::{args::KeyCommand, cli::output::Output, config::Config};
 
 const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sandkeep-agent"));
 pub const LOCK_FILE: &str = "server.lock";
+/// What is known of every sandbox.
+pub const LEDGER: &str = "ledger.db";
 /// A server that was killed may have been about to start a program. That child holds what the server had
 /// open, the lock as well, until it has become the program.
 const HALF_BORN: Duration = Duration::from_secs(5);

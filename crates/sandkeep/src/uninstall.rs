@@ -184,19 +184,7 @@ impl Found {
         }
         // Held from here on: no other server starts on it.
         let _held = StateDir::take(&self.state)?;
-        let ended = within(ENDS_WITHIN, || {
-            let left = processes_in(&self.cgroups);
-            for pid in &left {
-                send(*pid, Signal::KILL);
-            }
-            left.is_empty()
-        });
-        if !ended {
-            return Err(left_over(
-                "processes of sandboxes do not end",
-                processes_in(&self.cgroups),
-            ));
-        }
+        end_processes_in(&self.cgroups)?;
         for tree in &self.cgroups {
             if !within(ENDS_WITHIN, || !tree.exists() || remove_cgroup_tree(tree)) {
                 return Err(left_over("cgroups are still in use", [tree.display()]));
@@ -239,7 +227,7 @@ fn left_over<T: std::fmt::Display>(what: &str, left: impl IntoIterator<Item = T>
         .map(|one| one.to_string())
         .collect();
     Error::new(Code::Conflict, format!("{what}: {}", left.join(", ")))
-        .hint("end what uses it, then run `sandkeep uninstall` again")
+        .hint("end what uses it, then run the same command again")
 }
 
 fn send(pid: i32, signal: Signal) {
@@ -279,10 +267,36 @@ fn processes_in(trees: &[PathBuf]) -> Vec<i32> {
     found
 }
 
-/// How many processes of sandboxes run that belong to a state directory.
-pub fn running_in(state: &Path) -> usize {
+/// The processes of sandboxes that belong to a state directory.
+pub fn processes_of(state: &Path) -> Vec<i32> {
+    processes_in(&cgroups_of(state))
+}
+
+/// Whoever calls this holds the directory, so that no server makes others.
+pub fn end_processes_of(state: &Path) -> Result<()> {
+    end_processes_in(&cgroups_of(state))
+}
+
+fn cgroups_of(state: &Path) -> Vec<PathBuf> {
     let state = fs::canonicalize(state).unwrap_or_else(|_| state.to_owned());
-    processes_in(&Found::cgroups_of(&state)).len()
+    Found::cgroups_of(&state)
+}
+
+fn end_processes_in(cgroups: &[PathBuf]) -> Result<()> {
+    let ended = within(ENDS_WITHIN, || {
+        let left = processes_in(cgroups);
+        for pid in &left {
+            send(*pid, Signal::KILL);
+        }
+        left.is_empty()
+    });
+    if ended {
+        return Ok(());
+    }
+    Err(left_over(
+        "processes of sandboxes do not end",
+        processes_in(cgroups),
+    ))
 }
 
 /// In the order they were mounted.

@@ -118,8 +118,10 @@ pub(crate) struct InteractiveRequest {
     pub tty: Option<TtySize>,
     #[serde(default)]
     pub timeout_ms: Option<u64>,
+    /// Let it go on when the client vanishes: unless this is said, one that was started here is
+    /// killed then, and one that was attached to goes on.
     #[serde(default)]
-    pub detach: bool,
+    pub detach: Option<bool>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
@@ -207,7 +209,7 @@ impl InteractiveRequest {
             user: self.user,
             timeout: timeout(self.timeout_ms)?,
             stdin: None,
-            detach: self.detach,
+            detach: self.detach.unwrap_or(false),
         })
     }
 }

@@ -56,9 +56,10 @@ const WAITING_INPUTS: usize = 8;
 /// `{"signal":"INT|TERM|KILL|HUP|QUIT"}` or `{"close_stdin":true}`. The server sends text
 /// `{"started":{"pid"}}`, binary messages whose first byte says where the rest was written
 /// (1 stdout, 2 stderr, 3 terminal), and at the end text `{"exited":{"exit_code","signal"}}`
-/// or `{"error":{…}}`, and closes. When the client goes away the command is
-/// killed, unless it asked for `detach`. When the server stops, commands go on: connect again
-/// with `{"attach": PID}` in place of a command. What was written meanwhile is not told.
+/// or `{"error":{…}}`, and closes. When the client goes away the command
+/// that it started is killed, unless it asked for `detach`. When the server stops, commands go on: connect again
+/// with `{"attach": PID}` in place of a command. What was written meanwhile is not told. A client
+/// that attached leaves the command running when it goes, unless it said `"detach": false`.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/exec", tag = "exec",
     params(("id" = String, Path, description = "The sandbox")),
     responses((status = 101, description = "A WebSocket; its first message is an `InteractiveRequest`",
@@ -191,7 +192,8 @@ async fn start(state: &Shared, id: &SandboxId, request: InteractiveRequest) -> R
             return Err(Error::invalid("attach", "cmd and attach are both given")
                 .hint("give cmd to start a command, attach to listen to one that runs"));
         }
-        (Some(pid), None) => Run::attach(state, id, pid, request.detach).await?,
+        // Whoever only listens does not end it by leaving.
+        (Some(pid), None) => Run::attach(state, id, pid, request.detach.unwrap_or(true)).await?,
         (None, _) => Run::start(state, id, request.check()?).await?,
     };
     Ok((run, tty))

@@ -58,6 +58,8 @@ pub(crate) struct Version {
     /// Ports of sandboxes are reached at `<port>-<id>.<domain>`, when there is one.
     #[schema(required)]
     domain: Option<String>,
+    /// Whether the server speaks TLS itself: ports are at `https` then, under the `domain`.
+    tls: bool,
 }
 
 /// Versions of the server and what it speaks.
@@ -68,6 +70,7 @@ pub(crate) async fn version(State(state): State<Shared>) -> Json<Version> {
         api: "v1",
         envd: ENVD_VERSION,
         domain: state.domain.clone(),
+        tls: state.tls,
     })
 }
 

@@ -65,7 +65,7 @@ impl Core {
             state => {
                 return Err(
                     Error::conflict(format!("sandbox \"{}\" is {state}", entry.id))
-                        .hint("resume it first"),
+                        .hint(format!("resume it first: sandkeep resume {}", entry.id)),
                 );
             }
         }

@@ -188,9 +188,11 @@ impl Client {
 
     fn unreachable(&self, error: &reqwest::Error) -> Error {
         let base = self.address();
+        let causes = causes(error);
+        // The innermost cause says it; the outer ones repeat the address.
+        let cause = causes.last().map_or("", String::as_str);
         if error.is_connect() {
-            return Error::new(Code::HostNotReady, format!("no server answers at {base}"))
-                .hint("start one with `sandkeep serve`, or set SANDKEEP_URL to where it is");
+            return no_connection(base, &causes, cause);
         }
         if error.is_timeout() {
             return Error::new(
@@ -198,13 +200,35 @@ impl Client {
                 format!("the server at {base} did not answer in time"),
             );
         }
-        // The innermost cause says it; the outer ones repeat the address.
-        let mut cause: &dyn std::error::Error = error;
-        while let Some(inner) = cause.source() {
-            cause = inner;
-        }
         Error::internal(format!("talking to the server at {base}: {cause}"))
     }
+}
+
+/// What an error says of why, outermost first.
+fn causes(error: &dyn std::error::Error) -> Vec<String> {
+    std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect()
+}
+
+/// A server that is not there, a name that is not, and one that is not trusted want different help.
+fn no_connection(base: &str, causes: &[String], cause: &str) -> Error {
+    let says = |word: &str| causes.iter().any(|text| text.contains(word));
+    let failed = |what: String| Error::new(Code::HostNotReady, what);
+    if says("dns error") {
+        return failed(format!("the name in {base} is not found: {cause}"))
+            .hint("set SANDKEEP_URL or --url to an address that this machine finds");
+    }
+    if says("peer certificate") {
+        return failed(format!("the certificate of {base} is not trusted: {cause}"))
+            .hint("set SSL_CERT_FILE to the certificate of its authority (ca.pem in its state directory), or use the name it is for");
+    }
+    if base.starts_with("https:") && !says("os error") && !says("timed out") {
+        return failed(format!("no TLS connection to {base}: {cause}"))
+            .hint("does a server with TLS listen there? One without is reached at http://");
+    }
+    failed(format!("no server answers at {base}"))
+        .hint("start one with `sandkeep serve`, or set SANDKEEP_URL to where it is")
 }
 
 fn parse_base(url: &str) -> Result<Url> {
@@ -299,6 +323,29 @@ mod tests {
         })
         .unwrap_err();
         assert_eq!(error.code, Code::Unauthenticated);
+    }
+
+    #[test]
+    fn a_server_that_is_not_reached_is_told_from_one_that_is_not_there() {
+        let said = |base: &str, causes: &[&str]| {
+            let causes: Vec<String> = causes.iter().map(ToString::to_string).collect();
+            let last = causes.last().unwrap().clone();
+            no_connection(base, &causes, &last).message
+        };
+        let refused = ["tcp connect error", "Connection refused (os error 111)"];
+        assert!(said("https://a.test", &refused).starts_with("no server answers"));
+        let unknown = [
+            "dns error",
+            "failed to lookup address information: Name or service not known",
+        ];
+        assert!(said("http://a.test", &unknown).contains("a.test is not found: failed to lookup"));
+        let untrusted = ["client error", "invalid peer certificate: UnknownIssuer"];
+        assert!(said("https://a.test", &untrusted).contains("not trusted"));
+        let plain = [
+            "client error",
+            "received corrupt message of type InvalidContentType",
+        ];
+        assert!(said("https://a.test", &plain).starts_with("no TLS connection"));
     }
 
     #[test]

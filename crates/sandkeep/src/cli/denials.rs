@@ -47,12 +47,7 @@ pub async fn denials(
 /// Those that are new, or were met again since.
 fn news<'a>(answer: &'a Value, seen: &mut HashMap<String, u64>) -> Vec<&'a Value> {
     let listed = answer["denials"].as_array().into_iter().flatten();
-    let all: Vec<(String, &Value)> = listed
-        .map(|denial| {
-            let key = ["via", "host", "port", "why"].map(|name| denial[name].to_string());
-            (key.join(" "), denial)
-        })
-        .collect();
+    let all: Vec<(String, &Value)> = listed.map(|denial| (key(denial), denial)).collect();
     let mut fresh: Vec<&Value> = all
         .iter()
         .filter(|(key, denial)| seen.get(key) != Some(&count(denial)))
@@ -67,7 +62,14 @@ fn news<'a>(answer: &'a Value, seen: &mut HashMap<String, u64>) -> Vec<&'a Value
     fresh
 }
 
-fn count(denial: &Value) -> u64 {
+/// What tells two refusals apart.
+pub fn key(denial: &Value) -> String {
+    ["via", "host", "port", "why"]
+        .map(|name| denial[name].to_string())
+        .join(" ")
+}
+
+pub fn count(denial: &Value) -> u64 {
     denial["count"].as_u64().unwrap_or_default()
 }
 

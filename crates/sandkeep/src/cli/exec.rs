@@ -17,6 +17,7 @@ use tokio::{
 use super::{
     client::Client,
     output::{Output, clean},
+    refusals,
     session::{Exited, Input, Request, Session, Told},
     terminal::{RawTerminal, WindowSize},
 };
@@ -41,7 +42,7 @@ pub async fn exec(client: &Client, output: Output, args: ExecArgs) -> anyhow::Re
         cmd: args.command,
         attach: args.attach,
         // Whoever started it decides when it ends.
-        detach: args.attach.is_some(),
+        detach: args.attach.map(|_| true),
         env: args.env.into_iter().collect(),
         cwd: args.workdir,
         user: args.user,
@@ -51,7 +52,16 @@ pub async fn exec(client: &Client, output: Output, args: ExecArgs) -> anyhow::Re
             .and_then(|span| span.seconds())
             .map(|seconds| seconds.saturating_mul(1000)),
     };
-    attach(client, output, &sandbox, request, args.streams).await
+    let attached = attach(
+        client,
+        output,
+        &sandbox,
+        request,
+        args.streams,
+        After::Stays,
+    )
+    .await?;
+    Ok(attached.code)
 }
 
 pub async fn shell(client: &Client, output: Output, args: ShellArgs) -> anyhow::Result<u8> {
@@ -68,7 +78,8 @@ pub async fn shell(client: &Client, output: Output, args: ShellArgs) -> anyhow::
         tty: true,
         no_stdin: false,
     };
-    attach(client, output, &sandbox, request, streams).await
+    let attached = attach(client, output, &sandbox, request, streams, After::Stays).await?;
+    Ok(attached.code)
 }
 
 /// Waking takes a moment, and the sandbox runs afterwards: whoever asked should know why.
@@ -84,15 +95,32 @@ async fn say_if_it_is_woken(client: &Client, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs the command with our streams until it ends; returns its exit code. For programs that
-/// want JSON what it writes is collected and told at the end.
+/// What becomes of the sandbox after the command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    Stays,
+    /// Nothing can be asked about it then.
+    Ends,
+}
+
+/// How our part in a command ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Attached {
+    pub code: u8,
+    /// We were told to end while the server was away.
+    pub server_away: bool,
+}
+
+/// Runs the command with our streams until it ends. For programs that want JSON what it writes
+/// is collected and told at the end.
 pub async fn attach(
     client: &Client,
     output: Output,
     sandbox: &str,
     mut request: Request,
     streams: StreamArgs,
-) -> anyhow::Result<u8> {
+    after: After,
+) -> anyhow::Result<Attached> {
     if streams.tty {
         request.tty = Some(WindowSize::current());
         if let Ok(term) = std::env::var("TERM") {
@@ -100,30 +128,44 @@ pub async fn attach(
         }
     }
     let mut signals = Signals::new()?;
+    let before = match after {
+        After::Stays => refusals::of(client, sandbox).await,
+        After::Ends => refusals::none(),
+    };
     let session = Session::start(client, sandbox, &request).await?;
     let terminal = io::stdin().is_terminal();
-    // Reading a terminal unasked would stop us when we run in the background.
-    let forward = !streams.no_stdin && (streams.interactive || streams.tty || !terminal);
+    // Reading a terminal unasked would stop us when we run in the background. A listener leaves
+    // the input alone: somebody else may write it.
+    let listens = request.attach.is_some();
+    let asked = streams.interactive || streams.tty;
+    let forward = !streams.no_stdin && (asked || !(terminal || listens));
     // Raw only now: a refusal above should leave the terminal as it was. Dropped on every way out.
     let _raw = (streams.tty && terminal)
         .then(RawTerminal::enter)
         .transpose()?;
-    feed(session.input(), forward);
+    if forward || !listens {
+        feed(session.input(), forward);
+    }
     let mut sink = if output.json && !streams.tty {
         Sink::Collected(Collected::default())
     } else {
         Sink::Streams
     };
-    let way_back = WayBack {
+    let mut way_back = WayBack {
         client,
         sandbox,
         request: &request,
-        pid: None,
+        pid: request.attach,
+        server_away: false,
     };
-    let ended = follow(session, &mut signals, streams.tty, &mut sink, way_back).await;
+    let ended = follow(session, &mut signals, streams.tty, &mut sink, &mut way_back).await;
+    let server_away = way_back.server_away;
     let exited = match ended {
         Ok(exited) => exited,
-        Err(error) => return never_ran(error, output),
+        Err(error) => {
+            let code = never_ran(error, output)?;
+            return Ok(Attached { code, server_away });
+        }
     };
     match sink {
         Sink::Collected(collected) => output.json(&collected.view(exited.code))?,
@@ -132,11 +174,17 @@ pub async fn attach(
                 output.note(&format!("killed: {why}"))?;
             }
             if exited.refused > 0 {
-                tell_refused(client, output, sandbox, exited.refused).await?;
+                let now = refusals::of(client, sandbox).await;
+                for line in refusals::lines(&before, &now, sandbox, after) {
+                    output.note(&line)?;
+                }
             }
         }
     }
-    Ok(exited.code)
+    Ok(Attached {
+        code: exited.code,
+        server_away,
+    })
 }
 
 /// As shells say it: 127 for a program that is not there, 126 for one that cannot be run.
@@ -151,42 +199,6 @@ fn never_ran(error: anyhow::Error, output: Output) -> anyhow::Result<u8> {
     };
     super::complain(&error, output.json);
     Ok(code)
-}
-
-/// After the command's own words: whatever it made of it, this was not the network's fault.
-async fn tell_refused(
-    client: &Client,
-    output: Output,
-    sandbox: &str,
-    count: u64,
-) -> anyhow::Result<()> {
-    const MOST: usize = 3;
-    let connections = match count {
-        1 => "1 connection was".to_owned(),
-        count => format!("{count} connections were"),
-    };
-    // Only what it names is missing where it cannot be asked.
-    let denials = client
-        .get(&["sandboxes", sandbox, "network", "denials"])
-        .await
-        .unwrap_or_default();
-    let mut hosts: Vec<String> = Vec::new();
-    for denial in denials["denials"].as_array().into_iter().flatten() {
-        let host = match (denial["host"].as_str(), denial["port"].as_u64()) {
-            (Some(host), Some(0) | None) => host.to_owned(),
-            (Some(host), Some(port)) => format!("{host}:{port}"),
-            (None, _) => continue,
-        };
-        if !hosts.contains(&host) && hosts.len() < MOST {
-            hosts.push(host);
-        }
-    }
-    let hosts = hosts.join(", ");
-    output.note(&format!(
-        "{connections} refused by policy, of late: {}; list them: sandkeep denials {sandbox}",
-        clean(&hosts)
-    ))?;
-    Ok(())
 }
 
 pub async fn ps(client: &Client, output: Output, sandbox: &str) -> anyhow::Result<u8> {
@@ -217,23 +229,55 @@ struct WayBack<'a> {
     sandbox: &'a str,
     request: &'a Request,
     pid: Option<u32>,
+    /// Whether the server was being looked for at the end.
+    server_away: bool,
+}
+
+/// What a search for the command came to.
+enum Again {
+    Found(Box<Session>, Duration),
+    /// We were told to end meanwhile.
+    Left(u8),
 }
 
 impl WayBack<'_> {
-    /// The same command, over a new connection. It goes on in its sandbox while the server is
+    /// The same command, over a new connection. It continues in its sandbox while the server is
     /// restarted.
-    async fn again(&self, lost: Error) -> Result<Session> {
+    async fn again(&mut self, lost: Error, signals: &mut Signals) -> Result<Again> {
         let Some(pid) = self.pid.filter(|_| lost.code == Code::HostNotReady) else {
             return Err(lost);
         };
-        // If even this cannot be written there is nobody to tell.
-        let _ = writeln!(
-            io::stderr().lock(),
-            "the connection to the server is lost; the command goes on, looking for it again"
-        );
+        say("the connection to the server is lost; the command continues, looking for it again");
+        let began = Instant::now();
+        let found = {
+            let search = self.search(pid, &lost);
+            tokio::pin!(search);
+            loop {
+                tokio::select! {
+                    found = &mut search => break Ok(found),
+                    caught = signals.next() => if let Caught::Ending(number) = caught {
+                        break Err(number);
+                    },
+                }
+            }
+        };
+        match found {
+            Ok(found) => Ok(Again::Found(Box::new(found?), began.elapsed())),
+            Err(number) => {
+                self.server_away = true;
+                say(&format!(
+                    "the command continues; when the server is back: sandkeep exec --attach {pid} {}",
+                    self.sandbox
+                ));
+                Ok(Again::Left(number))
+            }
+        }
+    }
+
+    async fn search(&self, pid: u32, lost: &Error) -> Result<Session> {
         let request = Request {
             attach: Some(pid),
-            detach: self.request.detach,
+            detach: Some(self.leaves_it_running()),
             tty: self.request.tty,
             ..Request::default()
         };
@@ -252,7 +296,7 @@ impl WayBack<'_> {
                     return Err(Error::new(
                         lost.code,
                         format!(
-                            "the server did not come back within {} s; the command (pid {pid}) goes on in its sandbox",
+                            "the server did not come back within {} s; the command (pid {pid}) continues in its sandbox",
                             COMES_BACK_WITHIN.as_secs()
                         ),
                     )
@@ -265,6 +309,20 @@ impl WayBack<'_> {
         }
     }
 
+    fn detached(&self) {
+        if let Some(pid) = self.pid {
+            say(&format!(
+                "detached; the command continues: sandkeep exec --attach {pid} {}",
+                self.sandbox
+            ));
+        }
+    }
+
+    /// Whoever only listens to a command leaves it as it is.
+    fn leaves_it_running(&self) -> bool {
+        self.request.detach == Some(true)
+    }
+
     async fn attach(&self, request: &Request) -> Result<Session> {
         let mut session = Session::start(self.client, self.sandbox, request).await?;
         match session.next().await? {
@@ -274,6 +332,11 @@ impl WayBack<'_> {
             ))),
         }
     }
+}
+
+/// If even this cannot be written there is nobody to tell.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", clean(text));
 }
 
 /// Where the command's output goes.
@@ -289,26 +352,55 @@ const MOST_COLLECTED: usize = 16 << 20;
 struct Collected {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    truncated: bool,
+    /// What is not in it, and why.
+    missing: Vec<String>,
 }
 
 impl Collected {
+    /// The same reason is told once.
+    fn lacks(&mut self, why: &str) {
+        if !self.missing.iter().any(|known| known == why) {
+            self.missing.push(why.to_owned());
+        }
+    }
+
     fn view(&self, code: u8) -> Value {
-        serde_json::json!({
+        let mut view = serde_json::json!({
             "exit_code": code,
             "stdout": String::from_utf8_lossy(&self.stdout),
             "stderr": String::from_utf8_lossy(&self.stderr),
-            "truncated": self.truncated,
-        })
+            "truncated": !self.missing.is_empty(),
+        });
+        if !self.missing.is_empty() {
+            view["truncated_because"] = self.missing.join("; ").into();
+        }
+        view
     }
 }
 
 impl Sink {
+    /// The agent keeps no output for whoever is not there, so that it can be no surprise.
+    fn was_away(&mut self, span: Duration) {
+        let why = format!(
+            "the connection was lost for {} s; output written meanwhile is missing",
+            span.as_secs().max(1)
+        );
+        say(&why);
+        if let Self::Collected(kept) = self {
+            kept.lacks(&why);
+        }
+    }
+
     fn stdout(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Streams => write_all(&mut io::stdout().lock(), bytes),
             Self::Collected(kept) => {
-                kept.truncated |= keep(&mut kept.stdout, bytes);
+                if keep(&mut kept.stdout, bytes) {
+                    kept.lacks(&format!(
+                        "only the first {} MiB of stdout are kept",
+                        MOST_COLLECTED >> 20
+                    ));
+                }
                 Ok(())
             }
         }
@@ -318,7 +410,12 @@ impl Sink {
         match self {
             Self::Streams => write_all(&mut io::stderr().lock(), bytes),
             Self::Collected(kept) => {
-                kept.truncated |= keep(&mut kept.stderr, bytes);
+                if keep(&mut kept.stderr, bytes) {
+                    kept.lacks(&format!(
+                        "only the first {} MiB of stderr are kept",
+                        MOST_COLLECTED >> 20
+                    ));
+                }
                 Ok(())
             }
         }
@@ -380,7 +477,7 @@ async fn follow(
     signals: &mut Signals,
     tty: bool,
     sink: &mut Sink,
-    mut way_back: WayBack<'_>,
+    way_back: &mut WayBack<'_>,
 ) -> anyhow::Result<Exited> {
     let input = session.input();
     let mut give_up: Option<Instant> = None;
@@ -388,10 +485,14 @@ async fn follow(
         let told = tokio::select! {
             told = session.next() => match told {
                 Ok(told) => told,
-                Err(lost) => {
-                    session = way_back.again(lost).await?;
-                    input.goes_by(&session.input());
-                    continue;
+                Err(lost) => match way_back.again(lost, signals).await? {
+                    Again::Found(found, away) => {
+                        session = *found;
+                        input.goes_by(&session.input());
+                        sink.was_away(away);
+                        continue;
+                    }
+                    Again::Left(number) => return Ok(Exited::by_signal(number)),
                 }
             },
             caught = signals.next() => {
@@ -400,6 +501,10 @@ async fn follow(
                         let _ = input.resize(WindowSize::current()).await;
                     }
                     Caught::Resized => {}
+                    Caught::Ending(number) if way_back.leaves_it_running() => {
+                        way_back.detached();
+                        return Ok(Exited::by_signal(number));
+                    }
                     // A first Ctrl-C is the command's to answer; anything else means now.
                     Caught::Ending(INTERRUPT) if give_up.is_none() => {
                         give_up = Some(Instant::now() + AFTER_INTERRUPT);

@@ -13,6 +13,7 @@ mod list;
 pub mod output;
 mod policy;
 mod race;
+mod refusals;
 mod run;
 pub mod secret;
 mod session;

@@ -12,7 +12,7 @@ use tokio::{
 
 use super::{
     client::Client,
-    exec::attach,
+    exec::{After, Attached, attach},
     output::{Output, clean},
     policy,
     session::Request,
@@ -25,6 +25,8 @@ use crate::{
 
 /// How long we stay to see a box destroyed before we say that it is still there.
 const GOODBYE: Duration = Duration::from_secs(30);
+/// The same where the server was away a moment ago.
+const GLANCE: Duration = Duration::from_secs(1);
 
 pub async fn create(client: &Client, output: Output, args: &CreateArgs) -> anyhow::Result<u8> {
     let made = make(client, &args.sandbox, args.timeout, time_wish(args)).await?;
@@ -53,21 +55,37 @@ pub async fn run(client: &Client, output: Output, args: RunArgs) -> anyhow::Resu
     };
     let id = id_of(&made)?.to_owned();
     let ended = if interrupted {
-        Ok(130)
+        Ok(Attached {
+            code: 130,
+            server_away: false,
+        })
     } else {
         let request = Request {
             cmd: args.command,
             ..Request::default()
         };
-        attach(client, output, &id, request, args.streams).await
+        attach(client, output, &id, request, args.streams, After::Ends).await
     };
+    if let Ok(Attached {
+        code,
+        server_away: true,
+    }) = ended
+    {
+        // Whoever asked us to end does not wait for a server that is not there.
+        if !matches!(timeout(GLANCE, destroy(client, &id)).await, Ok(Ok(()))) {
+            output.warn(&format!(
+                "sandbox {id} is still there; when the server is back: sandkeep kill {id}"
+            ))?;
+        }
+        return Ok(code);
+    }
     let destroyed = timeout(GOODBYE, destroy(client, &id)).await;
-    let code = ended?;
+    let code = ended?.code;
     match destroyed {
         Ok(done) => done?,
         Err(_) => {
             return Err(
-                Error::internal(format!("the box {id} was not destroyed in time"))
+                Error::internal(format!("sandbox {id} was not destroyed in time"))
                     .hint(format!("try `sandkeep kill {id}`"))
                     .into(),
             );

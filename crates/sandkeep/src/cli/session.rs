@@ -38,9 +38,9 @@ pub struct Request {
     /// In the place of a command: one that runs already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attach: Option<u32>,
-    /// It goes on when we go.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub detach: bool,
+    /// Whether it goes on when we go; unless this is said, one we started does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detach: Option<bool>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,7 @@
 //! `pause`, `resume`, `snapshot`, `fork`, `rollback`, `timeline`, `points`, `diff`.
 
 use http::Method;
-use sandkeep_model::{Error, Result, human_bytes};
+use sandkeep_model::{Code, Error, Result, human_bytes};
 use serde_json::{Value, json};
 
 use super::{
@@ -21,8 +21,7 @@ pub async fn time(client: &Client, output: Output, command: TimeCommand) -> anyh
             sandbox,
             files_only,
         } => {
-            let body = json!({ "memory": !files_only });
-            let view = post(client, &sandbox, "pause", &body).await?;
+            let view = pause(client, &sandbox, files_only).await?;
             show(output, &view, &paused(&view))
         }
         TimeCommand::Resume {
@@ -133,6 +132,26 @@ pub async fn post(client: &Client, sandbox: &str, what: &str, body: &Value) -> R
         .request(Method::POST, &["sandboxes", &id, what])?
         .json(body);
     client.json(request).await
+}
+
+/// One that is paused already is what was wanted, unless its memory was not to be kept.
+async fn pause(client: &Client, sandbox: &str, files_only: bool) -> Result<Value> {
+    let id = client.find(sandbox).await?;
+    let body = json!({ "memory": !files_only });
+    let refused = match post(client, &id, "pause", &body).await {
+        Err(error) if error.code == Code::Conflict => error,
+        answered => return answered,
+    };
+    let view = client.get(&["sandboxes", &id]).await?;
+    if view["state"] != "paused" {
+        return Err(refused);
+    }
+    if files_only && view["pause"]["mode"] != "filesystem" {
+        return Err(refused.hint(format!(
+            "wake it, then pause it with its files alone: sandkeep resume {id} && sandkeep pause --files-only {id}"
+        )));
+    }
+    Ok(view)
 }
 
 async fn patch(client: &Client, point: &str, body: &Value) -> Result<Value> {
