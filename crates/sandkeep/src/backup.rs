@@ -5,7 +5,7 @@ use std::{
     io::{self, Read as _},
     os::unix::fs::DirBuilderExt as _,
     path::Path,
-    process::{Command, Stdio},
+    process::{self, Command, Stdio},
 };
 
 use sandkeep_model::{Code, Error, PauseMode, Result, State, human_bytes};
@@ -18,7 +18,7 @@ use crate::{
     cli::output::{Output, clean},
     config::{Config, LogFormat},
     logging,
-    state::{LEDGER, StateDir, is_state, require_root},
+    state::{LEDGER, LOCK_FILE, StateDir, is_state, require_root},
     uninstall::{end_processes_of, processes_of},
 };
 
@@ -53,6 +53,7 @@ pub async fn backup(output: Output, args: &BackupArgs) -> anyhow::Result<u8> {
     let vault = Vault::open(config.vault()).await?;
     vault.close().await?;
     drop(vault);
+    check_pool_file(&config.state)?;
     let bytes = pack(&config.state, &args.file)?;
     // Closing it may write, which must not happen while it is packed.
     drop((ledger, state));
@@ -162,6 +163,10 @@ pub fn restore(output: Output, args: &RestoreArgs) -> anyhow::Result<u8> {
         let _ = fs::remove_dir_all(state);
         return Err(error.into());
     }
+    // By it other commands know a state directory; what it locks is not in the file.
+    private(&state.join(LOCK_FILE)).map_err(|error| {
+        Error::from(error).context(format!("writing {}/{LOCK_FILE}", state.display()))
+    })?;
     if output.json {
         output.json(&json!({ "state": state }))?;
     } else {
@@ -190,7 +195,7 @@ fn no_own_storage(config: &Config) -> Result<()> {
 /// Under another name until it is whole.
 fn pack(state: &Path, file: &Path) -> Result<u64> {
     let mut part = file.as_os_str().to_owned();
-    part.push(format!(".{SUFFIX}"));
+    part.push(format!(".{}.{SUFFIX}", process::id()));
     let part = Path::new(&part);
     let named =
         |error: io::Error| Error::from(error).context(format!("writing {}", part.display()));
@@ -236,14 +241,42 @@ fn pack(state: &Path, file: &Path) -> Result<u64> {
     packed
 }
 
+/// A new file: one that was there could be another user's, or a link of theirs.
 fn private(path: &Path) -> io::Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt as _;
     fs::OpenOptions::new()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o600)
         .open(path)
+}
+
+/// Whether the file of the storage is in the state directory, and nothing writes to it any more.
+fn check_pool_file(state: &Path) -> Result<()> {
+    use std::os::unix::fs::MetadataExt as _;
+    let image = state.join("pool.img");
+    let found = fs::symlink_metadata(&image)
+        .map_err(|error| Error::from(error).context(format!("looking at {}", image.display())))?;
+    if !found.is_file() {
+        return Err(Error::conflict(format!(
+            "{} is not a file, so a backup would not hold the disks",
+            image.display()
+        ))
+        .hint("move the file it leads to into the state directory"));
+    }
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let used = devices
+        .filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok())
+        .filter_map(|backing| fs::metadata(backing.trim_end_matches('\n')).ok())
+        .any(|backing| (backing.dev(), backing.ino()) == (found.dev(), found.ino()));
+    if used {
+        return Err(Error::conflict(format!(
+            "{} is still mounted, by a program in a mount namespace of its own",
+            image.display()
+        ))
+        .hint("find it with `grep -l sandkeep /proc/*/mountinfo`, end it, and try again"));
+    }
+    Ok(())
 }
 
 fn unpack(state: &Path, file: &Path) -> Result<()> {
@@ -285,4 +318,38 @@ fn unpack(state: &Path, file: &Path) -> Result<()> {
 fn no_tar(error: &io::Error) -> Error {
     Error::host_not_ready(format!("tar could not be started: {error}"))
         .hint("install it: apt-get install tar")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_was_written_into_a_file_that_another_user_had_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("b.part"), dir.path().join("link.part"));
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
+        for there in [&file, &link] {
+            assert_eq!(
+                private(there).unwrap_err().kind(),
+                io::ErrorKind::AlreadyExists
+            );
+        }
+        assert!(private(&dir.path().join("new")).is_ok());
+    }
+
+    #[test]
+    fn a_backup_without_its_disks_was_said_to_be_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, moved) = (dir.path().join("pool.img"), dir.path().join("moved"));
+        fs::write(&moved, "disks").unwrap();
+        std::os::unix::fs::symlink(&moved, &image).unwrap();
+        assert_eq!(
+            check_pool_file(dir.path()).unwrap_err().code,
+            Code::Conflict
+        );
+        fs::rename(&moved, &image).unwrap();
+        assert!(check_pool_file(dir.path()).is_ok());
+    }
 }
