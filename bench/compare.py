@@ -40,6 +40,7 @@ HOLD = "head -c {size}M /dev/urandom > /dev/shm/held; nohup sleep 86400 >/dev/nu
 class Build:
     def __init__(self, name: str, binary: Path, work: Path, cable: Cable):
         self.name, self.binary, self.cable = name, binary, cable
+        self.server: Server | None = None
         self.state = work / name
         env = {**os.environ, "SANDKEEP_BASE_CACHE": os.environ.get("SANDKEEP_BASE_CACHE", str(REPO / ".cache" / "base"))}
         words = [str(binary), "init", "--state", str(self.state), "--storage-size", "20GiB"]
@@ -49,6 +50,7 @@ class Build:
         os.environ["SANDKEEP_BIN"] = str(self.binary)
         server = Server("--dns", f"{RESOLVER}:53", "--allow-private", ",".join(OPENED), "--upstream-ca", str(self.cable.certificate),
                         *flags, state=self.state).start()  # fmt: skip
+        self.server = server
         return SimpleNamespace(name=self.name, server=server, client=create.Client(server))
 
 
@@ -188,11 +190,17 @@ def main() -> None:
     cable = Cable(work)
     enter(cable.here)
     got = Samples()
+    builds: list[Build] = []
     try:
         builds = [Build("old", Path(old).resolve(), work, cable), Build("new", Path(new).resolve(), work, cable)]
         for part in parts:
             globals()[f"measure_{part}"](builds, rounds, got)
     finally:
+        # A measurement that broke off leaves no sandbox behind.
+        for build in builds:
+            if build.server and build.server.process and build.server.process.poll() is None:
+                build.server.end_boxes()
+                build.server.stop()
         cable.close()
         model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
         print(f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {os.cpu_count()} cores ({model}), kernel {platform.release()}, load {os.getloadavg()[0]:.1f}, `sudo bench/compare OLD NEW {rounds} {' '.join(parts)}`\n")
