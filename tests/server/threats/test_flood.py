@@ -107,7 +107,9 @@ class Endless(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"1\\r\\nx\\r\\n")
         time.sleep(600)
-http.server.ThreadingHTTPServer(("", 8000), Endless).serve_forever()
+class Many(http.server.ThreadingHTTPServer):
+    request_queue_size = 512
+Many(("", 8000), Endless).serve_forever()
 """
 
 
