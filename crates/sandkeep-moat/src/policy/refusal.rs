@@ -266,11 +266,11 @@ mod tests {
             let name = name.map(|name| name.parse().unwrap());
             Refusal::of_address(&guard, text.parse().unwrap(), name.as_ref()).unwrap()
         };
-        let private = of("172.20.0.3", Some("pypi.org"));
+        let private = of("172.20.0.3", Some("packages.example"));
         assert_eq!(private.reason, Reason::ClosedRange);
         assert_eq!(
             private.why,
-            "pypi.org resolves to 172.20.0.3, a private address (172.16.0.0/12), which this server keeps closed"
+            "packages.example resolves to 172.20.0.3, a private address (172.16.0.0/12), which this server keeps closed"
         );
         assert!(
             private.hint.contains("\"172.20.0.3/32\"") && private.hint.contains("`allow_private`")
