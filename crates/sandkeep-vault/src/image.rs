@@ -45,6 +45,17 @@ pub fn make(vault: &Inner, path: &Path, most: u64) -> Result<()> {
         .doing("limiting what is written of a memory")
 }
 
+/// Has what is written to this subvolume end where images do: it must not make the storage low.
+pub fn count_as_image(vault: &Inner, path: &Path) -> Result<()> {
+    let_images_have(vault)?;
+    let dir = btrfs::open_dir(path).doing_to("opening", path)?;
+    let volume = btrfs::subvolume_id(dir.as_fd()).doing("asking for the id of a disk")?;
+    vault
+        .quota
+        .count_as_image(dir.as_fd(), volume)
+        .doing("limiting what a trial writes")
+}
+
 /// Has all images together take no more than what leaves the storage well, as of now.
 fn let_images_have(vault: &Inner) -> Result<()> {
     let space = vault.pool.space()?;

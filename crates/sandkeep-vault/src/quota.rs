@@ -222,8 +222,13 @@ impl Quota {
     /// The same for the subvolume of an image.
     pub fn adopt_image(&self, image: BorrowedFd<'_>, id: u64, limit: u64) -> io::Result<()> {
         self.adopt(image, id, limit)?;
+        self.count_as_image(image, id)
+    }
+
+    /// What is written to this subvolume counts for all images together.
+    pub fn count_as_image(&self, volume: BorrowedFd<'_>, id: u64) -> io::Result<()> {
         if let Some(images) = &self.images {
-            btrfs::assign_qgroup(image, Qgroup { level: 1, id }, images.group)?;
+            btrfs::assign_qgroup(volume, Qgroup { level: 1, id }, images.group)?;
         }
         Ok(())
     }

@@ -57,7 +57,11 @@ impl Vault {
                 _ => image::to_bring_back(&image)?,
             };
             let path = disk::stage_from(&vault, &disk, most)?.keep();
-            Ok(TrialDisk { vault, path })
+            let trial = TrialDisk { vault, path };
+            if trial.vault.quota.kind != QuotaKind::None {
+                image::count_as_image(&trial.vault, &trial.path)?;
+            }
+            Ok(trial)
         })
         .await
     }

@@ -322,7 +322,8 @@ def test_images_filled_the_storage_and_a_neighbour_was_frozen_for_it(small):
         beat = "while true; do dd if=/dev/urandom of=/root/state bs=1M count=4; sync; echo x >> /root/beats; sleep 0.1; done"
         assert neighbour.root(f"nohup bash -c '{beat}' > /dev/null 2>&1 &").ok
         modes = [pause(box)["mode"] for box in attackers]
-        assert modes[0] == "disk" and modes[-1] == "ram", modes
+        # A trial takes room, too, for as long as it lasts: who is first may not have it.
+        assert "disk" in modes and modes[-1] == "ram", modes
         # Images alone do not make the storage low.
         assert not low_reason(small), (low_reason(small), modes)
         # Something small more makes it so, and it is said who took the room.
